@@ -164,55 +164,82 @@ def run_under_torchrun(
 
 # --- what comes out ------------------------------------------------------------------------------
 
-PAIRS = (("pycoll", "gloo"), ("pycoll_mpi", "mpi"))
-NAMES = {"pycoll": "TCP us", "gloo": "Gloo us", "pycoll_mpi": "over MPI us", "mpi": "MPI us"}
+# A cell has the us of the first pair's first library, then of each pair how many times as long the
+# second library takes.
+Pairs = tuple[tuple[str, str], ...]
+BESIDE_GLOO: Pairs = (("pycoll", "gloo"),)
+BESIDE_MPI: Pairs = (("pycoll", "mpi"), ("pycoll_mpi", "mpi"))
+STARTED_BY = ", started by "
 
 
-def table(messages: list[list[Row]]) -> str:
-    """Markdown of one run's all_reduce: a ratio above 1 is in pycoll's favour."""
-    lines = {rows[0].case.nbytes: by_library(rows) for rows in messages}
-    pairs = [pair for pair in PAIRS if any(pair[1] in line for line in lines.values())]
-    heads = ["Bytes"] + [word for a, b in pairs for word in (NAMES[a], NAMES[b], "ratio")]
-    out = [heads, ["---"] * len(heads)]
-    ratios: list[list[float]] = [[] for _ in pairs]
-    for nbytes, line in sorted(lines.items()):
-        cells = [format_nbytes(nbytes)]
-        for (a, b), so_far in zip(pairs, ratios, strict=True):
-            one, other = us(line[a]), us(line[b])
-            so_far.append(other / one)
-            cells += [f"{one:.0f}", f"{other:.0f}", f"{other / one:.2f}"]
-        out.append(cells)
-    means = [f"{statistics.geometric_mean(so_far):.2f}" for so_far in ratios]
-    out.append(["geometric mean"] + [word for mean in means for word in ("", "", mean)])
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in out)
+Messages = list[list[Row]]
+Runs = dict[str, Messages]  # by where
 
 
 def tables(record: Record) -> str:
-    """The all_reduce of each run, under its hosts and links."""
-    runs: dict[str, list[list[Row]]] = {}
+    """Each size of all_reduce: of ranks without MPI, then of each MPI. A summary of the others."""
+    runs: dict[str, dict[str, Runs]] = {}
     for rows in record.messages():
         case = rows[0].case
-        if case.collective == "all_reduce":
-            runs.setdefault(case.where, []).append(rows)
-    alone = {where: runs.pop(where) for where in list(runs) if "started by" not in where}
-    made = [f"**{where}**\n\n{table(messages)}" for where, messages in runs.items()]
-    return "\n\n".join(([overview(alone)] if alone else []) + made)
+        where, _, mpi = case.where.partition(STARTED_BY)
+        runs.setdefault(case.collective, {}).setdefault(mpi, {}).setdefault(where, []).append(rows)
+    made = []
+    for mpi, of_mpi in sorted(runs.pop("all_reduce", {}).items()):
+        head = f"**Beside {mpi}: over TCP, and links over MPI**\n\n" if mpi else ""
+        made.append(head + overview(of_mpi, BESIDE_MPI if mpi else BESIDE_GLOO))
+    if runs:
+        made.append(summary(runs))
+    return "\n\n".join(made)
 
 
-def overview(runs: dict[str, list[list[Row]]]) -> str:
-    """Markdown of all runs beside Gloo: us, and how many times as long Gloo takes."""
+def summary(runs: dict[str, dict[str, Runs]]) -> str:
+    """Markdown, a line for each collective and run: how many times as long others take."""
+    columns = {
+        "Gloo": ("pycoll", "gloo"),
+        "MPI": ("pycoll", "mpi"),
+        "MPI, beside links over MPI": ("pycoll_mpi", "mpi"),
+    }
+    out = [["", "", *columns], ["---"] * (2 + len(columns))]
+    for collective, by_mpi in runs.items():
+        for of_mpi in by_mpi.values():
+            for where, messages in of_mpi.items():
+                out.append([collective, where, *(spread(messages, p) for p in columns.values())])
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in out)
+
+
+def spread(messages: Messages, pair: tuple[str, str]) -> str:
+    """Geometric mean of a ratio over all sizes, and the lowest."""
+    own, other = pair
+    ratios = {}
+    for rows in messages:
+        times = by_library(rows)
+        if own in times and other in times:
+            ratios[rows[0].case.nbytes] = us(times[other]) / us(times[own])
+    if not ratios:
+        return ""
+    lowest = min(ratios, key=lambda nbytes: ratios[nbytes])
+    mean = statistics.geometric_mean(ratios.values())
+    return f"{mean:.2f}, lowest {ratios[lowest]:.2f} at {format_nbytes(lowest)}"
+
+
+def overview(runs: Runs, pairs: Pairs) -> str:
+    """Markdown of all runs; a ratio above 1 is in pycoll's favour."""
     sizes = sorted({rows[0].case.nbytes for messages in runs.values() for rows in messages})
     out = [["Bytes", *runs], ["---"] * (1 + len(runs))]
     out += [[format_nbytes(nbytes)] for nbytes in sizes] + [["geometric mean"]]
     for messages in runs.values():
         lines = {rows[0].case.nbytes: by_library(rows) for rows in messages}
-        ratios: list[float] = []
+        all_ratios: list[list[float]] = []
         for cells, nbytes in zip(out[2:], sizes, strict=False):
-            if nbytes in lines:
-                one, other = us(lines[nbytes]["pycoll"]), us(lines[nbytes]["gloo"])
-                ratios.append(other / one)
-            cells.append(f"{one:.0f}, {other / one:.2f}" if nbytes in lines else "")
-        out[-1].append(f"{statistics.geometric_mean(ratios):.2f}")
+            if nbytes not in lines:
+                cells.append("")
+                continue
+            line = lines[nbytes]
+            all_ratios.append([us(line[b]) / us(line[a]) for a, b in pairs])
+            first = f"{us(line[pairs[0][0]]):.0f}"
+            cells.append(", ".join([first, *(f"{ratio:.2f}" for ratio in all_ratios[-1])]))
+        means = map(statistics.geometric_mean, zip(*all_ratios, strict=True))
+        out[-1].append(", ".join(f"{mean:.2f}" for mean in means))
     return "\n".join("| " + " | ".join(cells) + " |" for cells in out)
 
 
@@ -222,6 +249,7 @@ def main() -> None:
     parser.add_argument("--per-host", type=int, default=1)
     parser.add_argument("--rate", help="rate of each host's link, as for tc: 1gbit")
     parser.add_argument("--delay-ms", type=float, default=0.0, help="of each packet, one way")
+    parser.add_argument("--congestion", default="cubic", help="control of TCP, as for ip route")
     parser.add_argument("--collectives", default="all_reduce", help=",".join(COLLECTIVES))
     parser.add_argument("--min-bytes", type=int, default=4)
     parser.add_argument("--max-bytes", type=int, default=64 << 20)
@@ -239,11 +267,15 @@ def main() -> None:
     if given.table:
         print(tables(Record.load(given.table)))
         return
-    beside = f", started by {given.mpi}" if given.mpi else ""
+    beside = f"{STARTED_BY}{given.mpi}" if given.mpi else ""
     delay = f", {given.delay_ms:g} ms" if given.delay_ms else ""
     each = f"{given.per_host} rank{'s' * (given.per_host > 1)}"
     where = f"{given.hosts} hosts x {each}, {given.rate}{delay}{beside}"
-    facts = {"question": "all_reduce between hosts", "machine": machine()}
+    facts = {
+        "question": "collectives between hosts",
+        "machine": machine(),
+        "congestion_control": given.congestion,
+    }
     record = Record.open(given.json, facts)
     has = {(case.collective, case.nbytes) for case in record.rows if case.where == where}
     n = given.hosts * given.per_host
@@ -263,6 +295,7 @@ def main() -> None:
             if isinstance(network, DelayedNetwork):
                 network.set_delay(given.delay_ms / 1e3)
             network.set_rate(given.rate)
+            network.set_congestion_control(given.congestion)
             measured = (run_under_mpi if given.mpi else run_under_torchrun)(given, network, work)
         finally:
             network.close()

@@ -13,7 +13,7 @@ pytest.importorskip("typer")
 from compare import COLLECTIVES, DTYPES, Run, cases_of, chosen_groups
 from floor import FLOORS, LOOPS, FloorJob, loop_request, new_request
 from jobs import Job, UnsupportedError
-from measure import QUICK, measure_row
+from measure import MOST_TRIES, QUICK, measure_row
 from peers import LIBRARIES, PeerError
 from report import MIB, OURS, Group, Line, Summary, grouped, markdown, verdicts
 from rich.progress import Progress
@@ -24,6 +24,40 @@ from pycoll.bench.timing import Effort, Timing
 
 pure = pytest.mark.pure
 ALL_REDUCE = Group("all_reduce", "f32", 2)
+
+
+class Moving(FloorJob):
+    """Cores between which a flag flies so long, look after look."""
+
+    def __init__(self, flights_us: list[float]) -> None:
+        self.flights_us, self.num_looks = flights_us, 0
+
+    def flight_us(self) -> float:
+        self.num_looks += 1
+        return self.flights_us[min(self.num_looks, len(self.flights_us)) - 1]
+
+    def prepare(self, case: Case) -> None: ...
+
+    def time_blocks(self, warmup: int, num_calls: int, num_blocks: int) -> list[float]:
+        return [1.0] * num_blocks
+
+
+@pure
+@pytest.mark.parametrize(
+    ("flights_us", "num_tries"),
+    [([0.05], 1), ([0.05, 0.25], 2), ([0.05, 0.06], 1), ([0.05, 0.25] * 100, MOST_TRIES)],
+)
+def test_message_is_measured_again_if_the_cores_move(monkeypatch, flights_us, num_tries):
+    monkeypatch.setattr("measure.LOOK_PERIOD_S", 0.0)
+    case = Case.of_size("all_reduce", "f32", 2, 4)
+
+    def looks(flights_us: list[float]) -> int:
+        job = Moving(flights_us)
+        (row,) = measure_row({"floor": job}, case, QUICK, lambda *_: None)
+        assert row.timing.median_s == 1.0
+        return job.num_looks
+
+    assert looks(flights_us) == num_tries * looks([0.05])
 
 
 @pure

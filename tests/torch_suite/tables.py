@@ -143,7 +143,8 @@ def of_speed(path: Path) -> str:
         head = [f"all_reduce, {n} ranks", *names.values(), "Gloo / pycoll"]
         text += f"\n{markdown(head, lines)}\nA step of DDP, 25 million parameters, "
         text += f"{n} ranks: Gloo {step['gloo']:.0f} ms, pycoll "
-        text += f"{step['pycoll']:.0f} ms: {step['gloo'] / step['pycoll']:.2f} times as fast.\n"
+        text += f"{step['pycoll']:.0f} ms: {step['gloo'] / step['pycoll']:.2f} times as fast. "
+        text += f"Without communication it takes {step['none']:.0f} ms.\n"
     return text
 
 
