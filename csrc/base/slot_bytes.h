@@ -7,8 +7,7 @@ namespace pycoll {
 
 /// Fits into a core's L2 cache together with the user's tile.
 inline constexpr size_t kSlotBytes = 128 << 10;
-/// Where each host has one rank: no ranks share a cache, and a link has to be full for longer than
-/// a flight takes.
+/// Where ranks are on several hosts. HostLevel::message_bytes says how much of it messages use.
 inline constexpr size_t kSlotBytesBetweenHosts = 256 << 10;
 /// Bytes of messages that a rank reads from all its peers before a slot's lines are written again:
 /// four times an L2 cache, so that they have left the reader's (decision 0108).

@@ -202,16 +202,16 @@ class SegmentView {
       throw UsageError(path + " is not the shared memory of an initialised pycoll communicator");
     }
     const auto num_ranks = static_cast<int>(header.num_ranks);
-    const bool one_per_host = header.one_per_host != 0;
+    const bool several_hosts = header.several_hosts != 0;
     if (header.version != SegmentHeader::kVersion || num_ranks < 1 || num_ranks > kMaxRanks ||
-        header.total_bytes != SegmentLayout::for_ranks(num_ranks, one_per_host).total_bytes ||
+        header.total_bytes != SegmentLayout::for_ranks(num_ranks, several_hosts).total_bytes ||
         header.total_bytes > size) {
       throw UsageError(path + " belongs to another version of pycoll (layout " +
                        std::to_string(header.version) + ", this is " +
                        std::to_string(SegmentHeader::kVersion) + "): use that version's doctor");
     }
     mapping_ = std::make_unique<Mapping>(file.get(), header.total_bytes, PROT_READ);
-    segment_ = std::make_unique<Segment>(mapping_->base(), num_ranks, one_per_host);
+    segment_ = std::make_unique<Segment>(mapping_->base(), num_ranks, several_hosts);
   }
   const Segment& segment() const { return *segment_; }
 

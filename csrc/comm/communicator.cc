@@ -24,16 +24,19 @@ constexpr int64_t kTimedEvery = 16;
 // An all_to_all with counts is planned as if its payload had this size.
 constexpr int64_t kUnevenBytes = int64_t{1} << 20;
 
-PlannerLinks links_of(const Transport& transport, const Segment& segment, size_t checksum_bytes) {
+PlannerLinks links_of(const Transport& transport, const Segment& segment, const HostLevel& hosts,
+                      size_t checksum_bytes) {
   PlannerLinks links;
   links.all_mapped = transport.shares_address_space();
   links.one_host = segment.proxy() == nullptr;
+  links.one_per_host = hosts.one_per_host();
   const SegmentLayout& layout = segment.layout();
   links.num_slots = layout.num_slots;
   const auto bytes = [&](ProtocolKind protocol) {
     return layout.slot_bytes[static_cast<size_t>(protocol)];
   };
-  links.slot_payloads = {static_cast<int64_t>(bytes(ProtocolKind::kSimple) - checksum_bytes),
+  const size_t simple_bytes = std::min(bytes(ProtocolKind::kSimple), hosts.message_bytes());
+  links.slot_payloads = {static_cast<int64_t>(simple_bytes - checksum_bytes),
                          LowLatency::payload_bytes<CpuTarget::LineBatch>(bytes(ProtocolKind::kLL))};
   return links;
 }
@@ -49,6 +52,14 @@ Topology topology_of(Transport& transport, const SelectionInputs& inputs) {
   return topology;
 }
 
+Planner planner_of(Transport& transport, const std::shared_ptr<const SelectionInputs>& inputs,
+                   size_t checksum_bytes) {
+  Topology topology = topology_of(transport, *inputs);
+  const PlannerLinks links =
+      links_of(transport, transport.segment(), topology.hosts, checksum_bytes);
+  return {Selector(std::move(topology), inputs), transport.rank(), links};
+}
+
 }  // namespace
 
 Communicator::Communicator(std::unique_ptr<Transport> transport, double timeout_s,
@@ -61,12 +72,11 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, double timeout_
       timeout_s_(timeout_s),
       inputs_(inputs != nullptr ? std::move(inputs)
                                 : Settings::from_bytes(segment_.settings_text()).parse()),
-      planner_(Selector(topology_of(*transport_, *inputs_), inputs_), rank_,
-               links_of(*transport_, segment_, checksum_bytes())),
+      planner_(planner_of(*transport_, inputs_, checksum_bytes())),
       peer_memory_(*transport_),
       waiter_(*transport_),
       recorder_(segment_, rank_),
-      runner_(*transport_, waiter_, peer_memory_, checksum_bytes()),
+      runner_(*transport_, waiter_, peer_memory_, planner_.links(), checksum_bytes()),
       host_rank_(transport_->host_rank(rank_)),
       host_number_(transport_->host_number(rank_)) {
   check_num_ranks(num_ranks_);
@@ -342,6 +352,9 @@ void Communicator::perform(const Call& call, const OnSlow& on_slow) {
     recorder_.finish();
     return;
   }
+  std::optional<HostLinks::RunningCall> running;
+  if (proxy_ != nullptr) [[unlikely]]
+    running.emplace(proxy_->host_links());
   const bool timed = plan.num_calls++ % kTimedEvery == kTimedEvery - 1;
   const int64_t start = timed ? now_ns() : 0;
   if (&plain != &call) plain_call_.scale_input(call);

@@ -31,11 +31,12 @@ struct PlanKey {
 /// Fixed properties of the transport.
 struct PlannerLinks {
   int num_slots = 0;
-  std::array<int64_t, kNumProtocols> slot_payloads{};  // bytes that a slot holds, by protocol
+  std::array<int64_t, kNumProtocols> slot_payloads{};  // most bytes of a message, by protocol
   bool all_mapped = false;  // ranks are threads, and can access all arrays of each other
   bool one_host = true;     // else no slots with many readers, and no direct plans
-  bool multicast = true;    // a rank writes a message to several readers once
-  bool phases = false;      // a team of threads runs independent steps at once
+  bool one_per_host = false;
+  bool multicast = true;  // a rank writes a message to several readers once
+  bool phases = false;    // a team of threads runs independent steps at once
 };
 
 /// Generates an algorithm that is not built in, for (collective, name, root). Raises UsageError if
@@ -46,6 +47,7 @@ class Planner {
  public:
   Planner(Selector selector, int rank, const PlannerLinks& links);
 
+  const PlannerLinks& links() const { return links_; }
   /// Returns the plan of a call. Raises UsageError for unknown names, and for schedules that are
   /// not proved, cannot handle uneven blocks, or do not reduce in the wanted order.
   CallPlan& find(const PlanKey& wanted);

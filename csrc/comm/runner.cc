@@ -16,8 +16,10 @@ constexpr int64_t kStreamingBytes = int64_t{32} << 20;
 // The same threshold for bytes that go through slots and are not reduced, and for broadcasts.
 constexpr int64_t kMovedStreamingBytes = int64_t{16} << 20;
 // The same threshold for direct plans, in which the rank that has a result writes it to the
-// outputs. A broadcast has one input and fits the caches longer: kMovedStreamingBytes.
-constexpr int64_t kDirectStreamingBytes = int64_t{6} << 20;
+// outputs. A reduce_scatter writes half as much as others for what it reads. A broadcast has one
+// input and fits the caches longer: kMovedStreamingBytes.
+constexpr int64_t kDirectStreamingBytes = int64_t{10} << 20;
+constexpr int64_t kScatteredStreamingBytes = int64_t{6} << 20;
 // The same threshold for copying a rank's own block, which no other rank reads.
 constexpr int64_t kBlockStreamingBytes = int64_t{8} << 20;
 
@@ -43,6 +45,17 @@ constexpr int64_t kRootedRingBytes = int64_t{16} << 20;
 // Tiles in flight of a call in which each rank sends to all others and receives from all. More than
 // half of a ring's slots would have its writer wait for its reader.
 constexpr int kTilesOfExchange = 4;
+
+// Between hosts: TCP makes packets of whole segments and at most 64 KiB, so they hold 61 KiB (7
+// segments of 8,948 bytes, or 43 of 1,448). A full slot's frame would end in a small packet more.
+constexpr int64_t kPacketKiB = 61;
+constexpr int64_t kManyTiles = 32;  // so that a call has few tiles more
+
+int64_t direct_streaming_bytes(Collective collective) {
+  if (collective == Collective::kBroadcast) return kMovedStreamingBytes;
+  return collective == Collective::kReduceScatter ? kScatteredStreamingBytes
+                                                  : kDirectStreamingBytes;
+}
 
 /// Elements of all blocks that `index_of`, a column of the table of collectives, puts in a buffer.
 int64_t count_blocks(const Call& call, int rank, int num_ranks,
@@ -72,10 +85,12 @@ int64_t output_count(const Call& call, int rank, int num_ranks) {
   return count_blocks(call, rank, num_ranks, info(call.collective).output_block);
 }
 
-Runner::Runner(Transport& transport, Waiter& waiter, PeerMemory& peer_memory, size_t checksum_bytes)
+Runner::Runner(Transport& transport, Waiter& waiter, PeerMemory& peer_memory,
+               const PlannerLinks& links, size_t checksum_bytes)
     : transport_(transport),
       rank_(transport.rank()),
       num_ranks_(transport.num_ranks()),
+      links_(links),
       cpu_(transport.segment(), waiter, num_ranks_),
       simple_links_(transport.segment(), rank_, ProtocolKind::kSimple, checksum_bytes),
       ll_links_(transport.segment(), rank_, ProtocolKind::kLL),
@@ -175,13 +190,13 @@ std::optional<bool> Runner::run_on_buffers(const Call& call, int64_t nbytes, Cal
     payload.tile_count = std::max<int64_t>(
         tile_count(planned->plan, Direct::kStageBytes, static_cast<size_t>(element_size)), 1);
   }
-  const bool one_input = call.collective == Collective::kBroadcast;
   const bool claims =
       planned->has_sole_readers && exchange_.may_claim() && pays_to_claim_arrays(nbytes);
   cpu_.begin(exchange_, payload,
-             arithmetic_of(call, nbytes, one_input ? kMovedStreamingBytes : kDirectStreamingBytes),
+             arithmetic_of(call, nbytes, direct_streaming_bytes(call.collective)),
              claims ? &planned->claims : nullptr);
   copy_blocks(payload, planned->plan.placement.before, static_cast<size_t>(element_size));
+  copy_blocks(payload, planned->plan.placement.any_time, static_cast<size_t>(element_size));
   if (payload.count != 0 && !interpret<Direct>(cpu_, planned->plan.view(), payload)) return false;
   if (planned->has_results &&
       (!exchange_.await_results() ||
@@ -203,18 +218,28 @@ bool Runner::run_slots(const Call& call, int64_t nbytes, PlannedCall& planned) {
   bool ok;
   if (planned.protocol == ProtocolKind::kLL) {
     cpu_.begin(ll_links_, arithmetic);
-    payload.tile_count = tile_count(
-        planned.plan, LowLatency::payload_bytes<CpuTarget::LineBatch>(ll_links_.slot_bytes),
-        arithmetic.element_size);
+    payload.tile_count =
+        tile_count(planned.plan, most_bytes(ProtocolKind::kLL), arithmetic.element_size);
     ok = run<LowLatency>(call, planned.plan, payload);
   } else {
-    payload.tile_count = tile_count(planned.plan, static_cast<int64_t>(simple_links_.slot_bytes),
-                                    arithmetic.element_size);
+    payload.tile_count = simple_tile_count(call, planned.plan);
     cpu_.begin(simple_links_, arithmetic, slot_use_of(call, nbytes, planned.plan, payload));
     ok = run<Simple>(call, planned.plan, payload);
   }
   if (ok) copy_blocks(payload, planned.plan.placement.after, arithmetic.element_size);
   return ok;
+}
+
+int64_t Runner::simple_tile_count(const Call& call, const Plan& plan) const {
+  const int64_t slot = most_bytes(ProtocolKind::kSimple);
+  const size_t element_size = dtype_size(call.dtype);
+  const int64_t count = tile_count(plan, slot, element_size);
+  const bool same_on_all_ranks = call.block_counts == nullptr && call.send_counts == nullptr;
+  if (transport_.segment().proxy() == nullptr || !same_on_all_ranks ||
+      call.count < kManyTiles * count) {
+    return count;
+  }
+  return tile_count(plan, slot * kPacketKiB / 64, element_size);
 }
 
 SlotUse Runner::slot_use_of(const Call& call, int64_t nbytes, const Plan& plan,
@@ -226,7 +251,7 @@ SlotUse Runner::slot_use_of(const Call& call, int64_t nbytes, const Plan& plan,
     const int64_t block_bytes = nbytes / info(call.collective).blocks_per_payload(num_ranks_);
     const int64_t message_bytes =
         std::min(block_bytes * plan.program.max_range / plan.placement.num_pieces,
-                 static_cast<int64_t>(simple_links_.slot_bytes));
+                 most_bytes(ProtocolKind::kSimple));
     // The least power of two that is safe, and more as long as all rings fit.
     auto num_slots = std::bit_ceil(static_cast<uint64_t>(plan.min_slots));
     const auto fit = [&] {
@@ -270,11 +295,18 @@ int Runner::num_tiles_together(const Call& call, const Plan& plan) const {
 
 template <class Protocol>
 bool Runner::run(const Call& call, const Plan& plan, const Payload& payload) {
+  const auto copy = [&](int64_t first, int64_t end) {
+    copy_blocks(payload, plan.placement.any_time, dtype_size(call.dtype), first, end);
+  };
   // All ranks decide the same, from values that are identical on all ranks.
   if (const int num_tiles = num_tiles_together(call, plan);
       num_tiles > 1 && payload.count > payload.tile_count) {
-    return interpret_together<Protocol>(cpu_, plan.view(), payload, num_tiles);
+    const std::vector<Step>& steps = plan.program.steps;
+    StepEnds ends = step_ends(steps.data(), static_cast<int>(steps.size()));
+    ends.num_first = num_steps_ahead(ends, links_.one_host, links_.one_per_host);
+    return interpret_together<Protocol>(cpu_, plan.view(), payload, num_tiles, ends, copy);
   }
+  copy(0, payload.count);
   return interpret<Protocol>(cpu_, plan.view(), payload);
 }
 
@@ -322,19 +354,22 @@ void Runner::set_block_counts(const Call& call, Payload& payload) {
   payload.count = *std::max_element(block_counts_.begin(), block_counts_.end());
 }
 
-void Runner::copy_blocks(const Payload& payload, const std::vector<BlockCopy>& copies,
-                         size_t size) {
+void Runner::copy_blocks(const Payload& payload, const std::vector<BlockCopy>& copies, size_t size,
+                         int64_t first, int64_t end) {
   const auto element_size = static_cast<int64_t>(size);
   for (const BlockCopy& copy : copies) {
     const auto address = [&](BufferKind buffer, int32_t index) {
       return payload.buffers[static_cast<int>(buffer)] +
-             payload.start_of(buffer, index) * element_size;
+             (payload.start_of(buffer, index) + first) * element_size;
     };
     const std::byte* from = address(copy.from, copy.from_index);
     std::byte* to = address(copy.to, copy.to_index);
     if (from == to) continue;
-    const int64_t nbytes = payload.count_of(copy.block) * element_size;
-    copy_bytes(to, from, static_cast<size_t>(nbytes), nbytes >= kBlockStreamingBytes);
+    const int64_t count = payload.count_of(copy.block);
+    const int64_t here = std::min(end, count) - first;
+    if (here <= 0) continue;
+    copy_bytes(to, from, static_cast<size_t>(here * element_size),
+               count * element_size >= kBlockStreamingBytes);
   }
 }
 

@@ -8,6 +8,7 @@
 
 #include "comm/call.h"
 #include "comm/call_plan.h"
+#include "comm/planner.h"
 #include "executor/cpu/cpu_target.h"
 #include "executor/cpu/reachable_buffers.h"
 #include "transport/transport.h"
@@ -17,7 +18,8 @@ namespace pycoll {
 class Runner {
  public:
   /// `checksum_bytes`: size of the checksum behind the bytes of each slot.
-  Runner(Transport& transport, Waiter& waiter, PeerMemory& peer_memory, size_t checksum_bytes);
+  Runner(Transport& transport, Waiter& waiter, PeerMemory& peer_memory, const PlannerLinks& links,
+         size_t checksum_bytes);
 
   /// Exchanges the buffers' places with the other ranks, and sets `planned` accordingly. Runs it if
   /// it is direct; returns nullopt if it needs slots. Raises UsageError on all ranks if the buffers
@@ -51,6 +53,13 @@ class Runner {
   /// hide latency; on a host some where a rank would otherwise send and receive in turn, since a
   /// core copies faster when it first writes several slots and then reads several (decision 0112).
   int num_tiles_together(const Call& call, const Plan& plan) const;
+  /// Bytes of a message, at most.
+  int64_t most_bytes(ProtocolKind protocol) const {
+    return links_.slot_payloads[static_cast<size_t>(protocol)];
+  }
+  /// Elements of a block in one tile of a call through `simple`. Between hosts, the tiles of a long
+  /// call leave out what would be a small packet at the end of each message (decision 0127).
+  int64_t simple_tile_count(const Call& call, const Plan& plan) const;
   /// How a call through `simple` uses its slots. Where each rank has a core, lines should not be in
   /// the caches of both ranks when they are written again: two ranks trade places (decision 0122);
   /// else readers claim lines of the smallest messages (decision 0113), and others take turns in
@@ -61,8 +70,9 @@ class Runner {
                       const Payload& payload) const;
   Payload payload_of(const Call& call, const Plan& plan);
   void set_block_counts(const Call& call, Payload& payload);
+  /// Copies the elements [first, end) of the blocks.
   static void copy_blocks(const Payload& payload, const std::vector<BlockCopy>& copies,
-                          size_t element_size);
+                          size_t element_size, int64_t first = 0, int64_t end = INT64_MAX);
   CpuArithmetic arithmetic_of(const Call& call, int64_t nbytes, int64_t streaming_bytes) const;
   /// Whether ranks outnumber cores, and the outputs of a core's ranks do not fit its caches.
   bool fills_shared_caches(const Call& call) const;
@@ -71,6 +81,7 @@ class Runner {
   Transport& transport_;
   int rank_;
   int num_ranks_;
+  const PlannerLinks& links_;
   CpuTarget cpu_;
   Links simple_links_;
   Links ll_links_;

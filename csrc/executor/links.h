@@ -11,10 +11,7 @@ namespace pycoll {
 
 struct Links {
   Links(const Segment& segment, int rank, ProtocolKind protocol, size_t checksum_bytes = 0)
-      : slot_bytes(segment.layout().slot_bytes[static_cast<int>(protocol)] - checksum_bytes),
-        checksum_bytes(checksum_bytes),
-        rank(rank),
-        protocol(protocol) {
+      : checksum_bytes(checksum_bytes), rank(rank), protocol(protocol) {
     const int n = segment.num_ranks();
     if (n == 2 && protocol == ProtocolKind::kSimple) {
       // The multicast rings, which two ranks do not use.
@@ -51,7 +48,6 @@ struct Links {
   std::vector<RecvEnd> recv;            // by source rank
   SendEnd send_multicast;               // read by all other ranks
   std::vector<RecvEnd> recv_multicast;  // by source rank
-  size_t slot_bytes = 0;                // for the payload
   size_t checksum_bytes = 0;            // behind the payload; 0: there is no checksum
   int rank;
   ProtocolKind protocol;

@@ -82,6 +82,14 @@ PYCOLL_HD bool has_credit(const Target& target, Link& link) {
   }
 }
 
+/// Whether a step can be run `count` times without waiting for a credit.
+template <class Target>
+bool has_credits(Target& target, const ProgramView& program, const Step& step, uint64_t count) {
+  return for_each_destination(program, target.links(), step, [&](auto& link, int) {
+    return link.has_free_slots(target.slot_use(), count);
+  });
+}
+
 template <class Target, class Phase>
 PYCOLL_HD bool wait_for_credits(Target& target, const ProgramView& program, const Phase& phase) {
   const auto site = [](int peer, const StepOperands& operands) {

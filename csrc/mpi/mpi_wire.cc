@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "base/clock.h"
+#include "base/pages.h"
 
 namespace pycoll::PYCOLL_MPI_ABI {
 namespace {
@@ -28,10 +29,7 @@ MpiWire::MpiWire(std::shared_ptr<Comm> comm, const std::vector<int>& peers)
   for (const int peer : peers) {
     links_[static_cast<size_t>(peer)] = std::make_unique<Link>();
     Link& link = *links_[static_cast<size_t>(peer)];
-    // Not initialized, so that memory without messages uses no pages.
-    for (auto& memory : link.posted) {
-      memory = std::make_unique_for_overwrite<std::byte[]>(kMessageBytes);
-    }
+    for (auto& memory : link.posted) memory = std::make_unique_for_overwrite<FrameMemory>();
     link.peer = peer;
     present_.push_back(&link);
     for (size_t at = 0; at < kNumPosted; ++at) post(link, at);
@@ -77,7 +75,7 @@ void MpiWire::remove(size_t at) {
 }
 
 void MpiWire::post(Link& link, size_t at) {
-  const int code = api_.Irecv(link.posted[at].get(), kMessageBytes, MPI_BYTE, link.peer, kTag,
+  const int code = api_.Irecv(link.posted[at]->frame, kMessageBytes, MPI_BYTE, link.peer, kTag,
                               comm_->get(), &link.requests[at]);
   if (code == MPI_SUCCESS) return;
   link.requests[at] = MPI_REQUEST_NULL;
@@ -182,7 +180,7 @@ bool MpiWire::poll(FrameSink& sink, int) {
 /// testing for them now would delay this one.
 bool MpiWire::take(Link& link, FrameSink& sink) {
   if (link.next_bytes == 0) return false;
-  const std::byte* from = link.posted[link.next].get();
+  const std::byte* from = link.posted[link.next]->frame;
   FrameHeader header;
   const bool has_header = link.next_bytes >= sizeof(header);
   if (has_header) std::memcpy(&header, from, sizeof(header));
@@ -198,9 +196,8 @@ bool MpiWire::take(Link& link, FrameSink& sink) {
     return true;
   }
   if (header.kind == FrameKind::kFailure) shared_.saw_failure = true;
-  const bool is_swapped =
-      header.nbytes >= kSwappedBytes &&
-      sink.swap_memory(link.peer, header, link.posted[link.next], kMessageBytes, from);
+  const bool is_swapped = header.nbytes >= kLongPayloadBytes &&
+                          sink.swap_memory(link.peer, header, link.posted[link.next]);
   for (int part = 0; part < parts.num_parts && !is_swapped; ++part) {
     if (parts.nbytes[part] != 0) std::memcpy(parts.data[part], from, parts.nbytes[part]);
     from += parts.nbytes[part];
@@ -212,6 +209,11 @@ bool MpiWire::take(Link& link, FrameSink& sink) {
   if (!link.open) return true;  // closed by that frame
   post(link, taken);
   add(link.requests[link.next], {.link = &link});
+  // The first long messages would wait for pages of eight receives, one after another.
+  if (header.nbytes >= kLongPayloadBytes && header.nbytes > link.populated_bytes) {
+    link.populated_bytes = header.nbytes;
+    for (auto& memory : link.posted) populate(memory->frame, sizeof(header) + header.nbytes);
+  }
   return true;
 }
 

@@ -27,6 +27,7 @@ class MpiWire final : public Wire {
   std::string_view name() const override { return "mpi"; }
   void send(int peer, const FrameHeader& header, const void* payload, Rest rest) override;
   bool poll(FrameSink& sink, int first) override;
+  bool ends_waits() const override { return false; }
   void wait(int64_t ns) override;
   void pause(int64_t ns) override;
   void wake() override;
@@ -35,6 +36,7 @@ class MpiWire final : public Wire {
     return links_[static_cast<size_t>(peer)]->num_sends;
   }
   void let_go(const std::byte*, const std::byte*) override {}
+  void discard(int) override {}
   void close(int peer) override;
   void disown() override;
 
@@ -46,13 +48,12 @@ class MpiWire final : public Wire {
   void end(int64_t patience_ns);
 
  private:
-  static constexpr size_t kMessageBytes = sizeof(FrameHeader) + kMaxPayloadBytes;
+  static constexpr size_t kMessageBytes = sizeof(FrameMemory::frame);
   static constexpr size_t kNumPosted = 8;  // receives for each peer: 2 MiB
   static constexpr uint16_t kGoodbye = 1;  // FrameHeader::spare: nothing comes after it
 
-  static constexpr size_t kSmallBytes = 4096;     // messages up to this size have such memory
-  static constexpr size_t kSwappedBytes = 16384;  // smaller payloads are copied
-  static constexpr size_t kMaxSpares = 64;        // large ones that are kept for reuse
+  static constexpr size_t kSmallBytes = 4096;  // messages up to this size have such memory
+  static constexpr size_t kMaxSpares = 64;     // large ones that are kept for reuse
 
   /// Memory of a message that is being sent: kSmallBytes or kMessageBytes.
   struct Outgoing {
@@ -65,10 +66,11 @@ class MpiWire final : public Wire {
     int failed = -1;          // error that the next poll reports; -1: none
     size_t num_sends = 0;     // active requests
     size_t unsent_bytes = 0;  // their memory
-    std::array<std::unique_ptr<std::byte[]>, kNumPosted> posted;  // of kMessageBytes
+    std::array<std::unique_ptr<FrameMemory>, kNumPosted> posted;
     std::array<MPI_Request, kNumPosted> requests;
-    size_t next = 0;        // index in `posted` of the next message
-    size_t next_bytes = 0;  // its length once it has come; else 0
+    size_t populated_bytes = 0;  // of the payloads in `posted`
+    size_t next = 0;             // index in `posted` of the next message
+    size_t next_bytes = 0;       // its length once it has come; else 0
   };
   /// Purpose of a request of `requests_`: to receive a link's next message, or to send `sent`.
   struct Purpose {

@@ -61,7 +61,7 @@ bool MpiWire::has_heard_goodbye(Link& link) {
     }
     FrameHeader header;
     if (link.next_bytes >= sizeof(header)) {
-      std::memcpy(&header, link.posted[link.next].get(), sizeof(header));
+      std::memcpy(&header, link.posted[link.next]->frame, sizeof(header));
     }
     if (header.spare == kGoodbye) break;
     link.next_bytes = 0;

@@ -136,7 +136,8 @@ class DirectPlanner {
       });
     }
     const int pieces = schedule_.pieces_per_block();
-    for (const auto* copies : {&plan.placement.before, &plan.placement.after}) {
+    const Placement& placement = plan.placement;
+    for (const auto* copies : {&placement.before, &placement.any_time, &placement.after}) {
       for (const BlockCopy& copy : *copies) {
         for (int piece = 0; piece < pieces; ++piece) note(rank, copy.block * pieces + piece);
       }

@@ -4,7 +4,6 @@
 #include <bit>
 #include <deque>
 
-#include "base/slot_bytes.h"
 #include "plan/plan.h"
 #include "schedule/lower.h"
 
@@ -18,11 +17,6 @@ constexpr double kSpareWork = 0.25;
 // already, as those of one round are after its first, most of that is saved.
 constexpr double kNoWait = 0.2;
 
-int64_t slot_bytes_of(const HostLevel& hosts) {
-  const bool one_per_host = hosts.num_hosts > 1 && hosts.ranks_per_host() == 1;
-  return static_cast<int64_t>(one_per_host ? kSlotBytesBetweenHosts : kSlotBytes);
-}
-
 /// Stands for a long message of many equal tiles: four of them show the steady state.
 struct Sample {
   int64_t pieces;      // chunks of a block
@@ -31,9 +25,10 @@ struct Sample {
   int64_t num_tiles;
   double scale;
 
-  Sample(const Program& program, int64_t message_nbytes, int64_t slot_bytes)
+  Sample(const Program& program, int64_t message_nbytes, const HostLevel& hosts)
       : pieces(program.num_chunks / program.num_blocks),
-        tile_bytes(slot_bytes * pieces / std::max(program.max_range, 1)),
+        tile_bytes(static_cast<int64_t>(hosts.message_bytes()) * pieces /
+                   std::max(program.max_range, 1)),
         nbytes(std::min(message_nbytes, 4 * tile_bytes * program.blocks_per_payload)),
         num_tiles(std::max<int64_t>(1, (nbytes + tile_bytes * program.blocks_per_payload - 1) /
                                            (tile_bytes * program.blocks_per_payload))),
@@ -57,7 +52,13 @@ class Walk {
         ranks_(n_),
         links_(n_ * n_),
         is_due_(n_, true) {
-    for (size_t rank = 0; rank < n_; ++rank) due_.push_back(rank);
+    for (size_t rank = 0; rank < n_; ++rank) {
+      due_.push_back(rank);
+      const std::vector<Step>& steps = programs[rank].steps;
+      const auto num_steps = static_cast<int>(steps.size());
+      StepEnds& ends = ends_.emplace_back(step_ends(steps.data(), num_steps));
+      ends.num_first = num_steps_ahead(ends, hosts.num_hosts == 1, hosts.one_per_host());
+    }
     while (!due_.empty()) {
       const size_t rank = due_.front();
       due_.pop_front();
@@ -76,18 +77,34 @@ class Walk {
  private:
   struct RankState {
     int64_t tile = 0;
-    size_t step = 0;
+    int step = 0;
+    bool is_ahead = false;  // the step is one of the next tiles
+    bool is_over = false;
     double free_s = 0;
 
-    /// Runs each step for `num_together` tiles before the next step, as interpret_together does.
-    void next(size_t num_steps, int64_t num_together, int64_t num_tiles) {
+    /// Runs each step for `num_together` tiles before the next step, and the first steps of the
+    /// next tiles before the last steps of these, as interpret_together does where no link lacks
+    /// credits.
+    void next(const StepEnds& ends, int num_steps, int64_t num_together, int64_t num_tiles) {
       const int64_t first = tile - tile % num_together;
       if (++tile < std::min(first + num_together, num_tiles)) return;
-      if (++step == num_steps) {
+      tile = first;
+      ++step;
+      if (is_ahead && step == ends.num_first) {
+        is_ahead = false;
+        tile = first - num_together;
+        step = ends.first_of_last;
+      } else if (!is_ahead && step == ends.first_of_last && ends.num_first != 0 &&
+                 first + num_together < num_tiles) {
+        is_ahead = true;
+        tile = first + num_together;
         step = 0;
-      } else {
-        tile = first;
       }
+      if (is_ahead || step != num_steps) return;
+      // The first steps of the next tiles are over.
+      tile += num_together;
+      step = ends.num_first;
+      is_over = tile >= num_tiles;
     }
   };
   // Times from which messages can be read; a multicast message has an entry for every reader.
@@ -109,8 +126,8 @@ class Walk {
   void advance(size_t rank) {
     RankState& state = ranks_[rank];
     const std::vector<Step>& steps = programs_[rank].steps;
-    while (state.tile < num_tiles_ && !steps.empty()) {
-      const Step& step = steps[state.step];
+    while (!state.is_over && !steps.empty()) {
+      const Step& step = steps[static_cast<size_t>(state.step)];
       bool ready = true;
       double start_s = state.free_s;
       for_each_peer(rank, step.src_peers, [&](size_t src) {
@@ -125,7 +142,7 @@ class Walk {
       });
       if (!ready) return;
       take(rank, step, start_s);
-      state.next(steps.size(), num_together_, num_tiles_);
+      state.next(ends_[rank], static_cast<int>(steps.size()), num_together_, num_tiles_);
     }
   }
 
@@ -193,6 +210,7 @@ class Walk {
   std::vector<double> sent_s_;  // by host: the time from which its port is free
   std::vector<double> received_s_;
   const size_t n_;
+  std::vector<StepEnds> ends_;  // by rank: steps that change places
   std::vector<RankState> ranks_;
   std::vector<Link> links_;  // by writer, then reader
   std::vector<bool> is_due_;
@@ -212,7 +230,7 @@ std::vector<Program> lower_for(const Schedule& schedule, int64_t nbytes, const H
   const bool multicast = hosts.num_hosts == 1;
   std::vector<Program> programs = lower(schedule, {.multicast = multicast});
   const Program& first = programs.front();
-  const Sample sample(first, nbytes, slot_bytes_of(hosts));
+  const Sample sample(first, nbytes, hosts);
   if (nbytes <= sample.tile_bytes * first.blocks_per_payload) return programs;
   const bool join_blocks = first.max_range <= sample.pieces;
   const bool join_chunks = hosts.num_hosts == 1 || first.max_range == 1;
@@ -224,7 +242,7 @@ std::vector<Program> lower_for(const Schedule& schedule, int64_t nbytes, const H
 double estimate_s(const std::vector<Program>& programs, int64_t nbytes, const LinkCost& cost,
                   int num_cores, const HostLevel& hosts) {
   const Program& first = programs.front();
-  const Sample sample(first, nbytes, slot_bytes_of(hosts));
+  const Sample sample(first, nbytes, hosts);
   const double chunk_nbytes = static_cast<double>(sample.nbytes) / first.blocks_per_payload /
                               static_cast<double>(sample.pieces * sample.num_tiles);
   const auto time_s = [&](int64_t num_tiles) {

@@ -198,7 +198,7 @@ class Placer {
         return false;
       }
       if (*begin == static_cast<int>(BufferKind::kInput)) {
-        add_copy(placement_.before, block, BufferKind::kOutput);
+        add_copy(placement_.any_time, block, BufferKind::kOutput);
       } else if (*begin == static_cast<int>(BufferKind::kScratch)) {
         placement_.after.push_back({block, BufferKind::kScratch, BufferKind::kOutput,
                                     index_in(BufferKind::kScratch, block),

@@ -24,12 +24,13 @@ struct BlockCopy {
 };
 
 struct Placement {
-  int32_t num_pieces = 1;         // chunks of a block
-  std::vector<StepPlace> steps;   // one per step of the program
-  std::vector<BlockCopy> before;  // copies to make before the program
-  std::vector<BlockCopy> after;   // copies to make after it, which complete the result
-  std::vector<int32_t> scratch;   // world numbers of the blocks in scratch, in their order
-  bool spans_blocks = false;      // a range crosses a block's border
+  int32_t num_pieces = 1;           // chunks of a block
+  std::vector<StepPlace> steps;     // one per step of the program
+  std::vector<BlockCopy> before;    // copies to make before the program
+  std::vector<BlockCopy> any_time;  // copies that no step needs or changes, before or meanwhile
+  std::vector<BlockCopy> after;     // copies to make after it, which complete the result
+  std::vector<int32_t> scratch;     // world numbers of the blocks in scratch, in their order
+  bool spans_blocks = false;        // a range crosses a block's border
 };
 
 /// Places the local chunks of every step. The steps of a phase read where the chunks lie before it.

@@ -53,6 +53,30 @@ PYCOLL_HD inline int32_t phase_end(const Step* steps, int32_t first, int32_t end
   return next;
 }
 
+/// The steps at both ends of a program: the first ones wait for no message, and the last ones send
+/// none. No step is both. If a program has no such last steps, num_first is 0.
+struct StepEnds {
+  int num_first;      // steps [0, num_first)
+  int first_of_last;  // steps [first_of_last, num_steps)
+};
+inline StepEnds step_ends(const Step* steps, int num_steps) {
+  StepEnds ends = {0, num_steps};
+  while (ends.num_first < num_steps && steps[ends.num_first].src_peers == 0) ++ends.num_first;
+  while (ends.first_of_last > ends.num_first && steps[ends.first_of_last - 1].dst_peers == 0) {
+    --ends.first_of_last;
+  }
+  if (ends.first_of_last == num_steps) ends.num_first = 0;
+  return ends;
+}
+/// How many first steps of the next tiles should precede the last steps of these
+/// (interpret_together). None on one host, where no link needs it, and where a rank that trades
+/// places must read before it writes again. Where several ranks share a host, only programs gain
+/// that send all before they receive anything.
+inline int num_steps_ahead(const StepEnds& ends, bool one_host, bool one_per_host) {
+  if (one_host) return 0;
+  return one_per_host || ends.num_first == ends.first_of_last ? ends.num_first : 0;
+}
+
 /// The buffers of a rank: the caller's two, and scratch memory of the library.
 enum class BufferKind : uint8_t { kInput, kOutput, kScratch };
 inline constexpr int kNumBuffers = 3;

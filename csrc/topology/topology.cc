@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/slot_bytes.h"
+
 namespace pycoll {
 
 Topology shared_memory_topology(int num_ranks, int num_cores) {
@@ -43,6 +45,12 @@ int HostLevel::ranks_per_host() const {
     if (host_of[rank] != static_cast<int>(rank) / per_host) return 0;
   }
   return per_host;
+}
+
+size_t HostLevel::message_bytes() const {
+  if (num_hosts == 1) return kSlotBytes;
+  const double bytes_in_flight = alpha_s / beta_s_per_byte;
+  return one_per_host() || bytes_in_flight >= kSlotBytes ? kSlotBytesBetweenHosts : kSlotBytes;
 }
 
 HostLevel host_level(std::vector<int> host_of, const NetworkCost& measured) {

@@ -31,6 +31,10 @@ struct HostLevel {
   bool is_remote(size_t a, size_t b) const { return !host_of.empty() && host_of[a] != host_of[b]; }
   /// Ranks of each host if all hosts have equally many, numbered consecutively; else 0.
   int ranks_per_host() const;
+  bool one_per_host() const { return num_hosts > 1 && ranks_per_host() == 1; }
+  /// Bytes of a long message's parts: what suits a core's caches, or more where no ranks share
+  /// them, and where that would not fill a link for the time of a flight.
+  size_t message_bytes() const;
 };
 
 /// Costs between hosts, as measured; without a measurement, of TCP on a 10 Gbit/s server network.

@@ -51,7 +51,7 @@ class HostsTransport final : public Transport {
         num_ranks_(static_cast<int>(members_.size())),
         group_(form(deadline, std::move(known))),
         mapping_(group_.memory.get(), layout().total_bytes),
-        segment_(mapping_.base(), num_ranks_, layout().one_per_host),
+        segment_(mapping_.base(), num_ranks_, layout().several_hosts),
         proxy_(session_->host_links, segment_, rank, members_, remote_ranks(), hash_name(name_)) {
     segment_.set_proxy(&proxy_);
     proxy_.say_joined();
@@ -162,7 +162,7 @@ class HostsTransport final : public Transport {
   SegmentLayout layout() const {
     std::set<int> hosts;
     for (const int member : members_) hosts.insert(world_host(member));
-    return SegmentLayout::for_ranks(num_ranks_, hosts.size() == members_.size());
+    return SegmentLayout::for_ranks(num_ranks_, hosts.size() > 1);
   }
 
   /// Creates or maps the memory shared with the other ranks of this host.

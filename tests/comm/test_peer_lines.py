@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import numpy as np
 import pytest
@@ -90,6 +91,29 @@ def reduced_by_messages_of_any_size(comm: pycoll.Communicator) -> list[str]:
 def test_messages_that_take_turns_in_slots_are_right(checks_data, monkeypatch):
     monkeypatch.setenv("PYCOLL_CHECK_DATA", checks_data)  # checksums stand behind the bytes
     assert run_ranks(reduced_by_messages_of_any_size, 2) == [[]] * 2
+
+
+def gathered_with_late_ranks(comm: pycoll.Communicator) -> list[str]:
+    """The calls with a wrong result, of several groups of tiles, to which one rank comes late."""
+    comm.register_after = 0  # registered arrays have no slots
+    wrong = []
+    for call in range(4):
+        x = (np.arange(COUNT * 2) % 1009 + comm.rank + call).astype(np.float32)
+        if call % 2 == comm.rank:
+            time.sleep(0.02)  # the peer has sent all that it may
+        parts = comm.all_gather(x, algorithm="ring/simple").reshape(2, COUNT * 2)
+        if not all(np.array_equal(parts[r], x - comm.rank + r) for r in range(2)):
+            wrong.append(f"all_gather {call}")
+        got = comm.all_to_all(x, algorithm="pairwise/simple").reshape(2, COUNT)
+        mine = x[comm.rank * COUNT :][:COUNT] - comm.rank
+        if not all(np.array_equal(got[r], mine + r) for r in range(2)):
+            wrong.append(f"all_to_all {call}")
+    return wrong
+
+
+def test_an_early_rank_writes_no_place_that_its_peer_still_needs():
+    """Two ranks trade places, which credits say nothing about (decision 0122)."""
+    assert run_ranks(gathered_with_late_ranks, 2) == [[]] * 2
 
 
 def test_an_all_to_all_leaves_the_slots_at_half_the_size():

@@ -224,6 +224,7 @@ inline void run_host(const CaseDevice& device, const Case& c, const std::vector<
       payload.tile_count = tile_count(device, c, plan);
       const int64_t block_bytes = c.count * static_cast<int64_t>(arithmetic.element_size);
       copy_blocks(mine, plan.placement.before, block_bytes);
+      copy_blocks(mine, plan.placement.any_time, block_bytes);
       interpret<Simple>(host, plan.view(), payload);
       copy_blocks(mine, plan.placement.after, block_bytes);
     });

@@ -64,7 +64,7 @@ struct Case {
 
 template <class Protocol, DType dtype, Op op>
 bool run_host(Segment& segment, Waiter& waiter, Links& links, const Plan& plan, Payload payload,
-              int num_ranks, int num_together, const SlotUse& use) {
+              int num_ranks, int num_together, bool ahead, const SlotUse& use) {
   CpuTarget host(segment, waiter, num_ranks);
   CpuArithmetic arithmetic;
   arithmetic.element_size = dtype_size(dtype);
@@ -72,7 +72,17 @@ bool run_host(Segment& segment, Waiter& waiter, Links& links, const Plan& plan, 
   arithmetic.divisor = op == Op::kAvg ? num_ranks : 1;
   host.begin(links, arithmetic, use);
   if (num_together == 1) return interpret<Protocol>(host, plan.view(), payload);
-  return interpret_together<Protocol>(host, plan.view(), payload, num_together);
+  int64_t num_met = 0;
+  const auto meet = [&num_met](int64_t first, int64_t end) {
+    expect(first == num_met && end > first, "groups of tiles that follow one another");
+    num_met = end;
+  };
+  const ProgramView view = plan.view();
+  StepEnds ends = step_ends(view.steps, view.num_steps);
+  if (!ahead) ends.num_first = 0;
+  const bool ok = interpret_together<Protocol>(host, view, payload, num_together, ends, meet);
+  expect(!ok || num_met == payload.count, "each element is met, while messages are on their way");
+  return ok;
 }
 
 template <class Protocol, DType dtype, Op op>
@@ -82,12 +92,7 @@ void run_rank(const Case& c, std::shared_ptr<LocalWorld> world, int rank) {
   Links links(transport->segment(), rank, c.protocol);
   const Plan plan = make_plan(c.algorithm->generate(c.num_ranks, 0), rank,
                               {.num_slots = transport->segment().layout().num_slots});
-  int64_t slot_payload = static_cast<int64_t>(links.slot_bytes);
-  if (c.protocol == ProtocolKind::kLL) {
-    slot_payload = LowLatency::payload_bytes<CpuTarget::LineBatch>(links.slot_bytes);
-  }
-  // Small slots, so that a small message has many tiles.
-  slot_payload = slot_payload < 448 ? slot_payload : 448;
+  constexpr int64_t slot_payload = 448;  // small, so that a small message has many tiles
   const std::string name = std::string(c.algorithm->name) + "/" + protocol_name(c.protocol) + " " +
                            std::string(dtype_name(dtype)) + " " + std::string(op_name(op)) +
                            " n=" + std::to_string(c.num_ranks) +
@@ -104,7 +109,7 @@ void run_rank(const Case& c, std::shared_ptr<LocalWorld> world, int rank) {
         reinterpret_cast<std::byte*>(output.data());
     payload.count = c.count;
     payload.tile_count = tile_count(plan, slot_payload, sizeof(Storage));
-    if (!plan.placement.before.empty()) {
+    if (!plan.placement.before.empty() || !plan.placement.any_time.empty()) {
       std::memcpy(output.data(), input.data(), input.size() * sizeof(Storage));
     }
     // One tile after another, several together, and as many as the slots allow; then in as few
@@ -121,9 +126,11 @@ void run_rank(const Case& c, std::shared_ptr<LocalWorld> world, int rank) {
       use.places = Places::kTraded;
       ++num_trading_calls;
     }
+    // Some ranks send the next tiles ahead, in the same call as others that do not.
+    const bool ahead = use.places != Places::kTraded && (rank + repeat) % 3 != 0;
     waiter.begin(static_cast<uint64_t>(repeat), 1, kTimeoutS, {});
     const bool ok = run_host<Protocol, dtype, op>(transport->segment(), waiter, links, plan,
-                                                  payload, c.num_ranks, num_together, use);
+                                                  payload, c.num_ranks, num_together, ahead, use);
     expect(ok, name + " did not end");
     if (!ok) return;
     for (int64_t i = 0; i < c.count; ++i) {

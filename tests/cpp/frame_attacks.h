@@ -355,6 +355,17 @@ inline const std::vector<Attack>& attacks() {
                               load_acquire(world.segment().mailbox(1, 0).lines->flag) != 0;
          return std::string(arrived ? "a message without a checked header has arrived" : "");
        }},
+      {"long message of a communicator that closes meanwhile",
+       [](World& world, Sender& one, Sender&) {
+         const std::string bytes = one.slot(ProtocolKind::kSimple, 100'000).bytes();
+         world.deliver(1, bytes.substr(0, bytes.size() / 2));
+         world.drop_proxy();  // and the memory of the message
+         world.deliver(1, bytes.substr(bytes.size() / 2));
+         one.send(one.frame(FrameKind::kJoin));
+         world.make_proxy();
+         return stays(world, 1) +
+                (world.proxy()->missing() == std::vector<int>{2} ? "" : "; rank 1 has not joined");
+       }},
       {"record with 200 dimensions",
        [](World& world, Sender& one, Sender&) {
          return send_record(world, one, [](CallRecord& record) { record.num_dims = 200; });

@@ -148,6 +148,12 @@ class Network:
                     tc(space, "qdisc", "add", "dev", link, "root", "tbf", "rate", rate,
                        "burst", burst, "latency", "50ms")  # fmt: skip
 
+    def set_congestion_control(self, name: str) -> None:
+        """Sets it for all new connections between the hosts: "cubic" is Linux's default."""
+        for host in range(self.n):
+            ip("-n", self.namespace(host), "route", "change", "10.77.0.0/24", "dev", "eth0",
+               "scope", "link", "src", self.address(host), "congctl", name)  # fmt: skip
+
     def set_send_buffers(self, nbytes: int) -> None:
         """What the kernel takes at most of a connection's unsent bytes, for new connections."""
         for host in range(self.n):

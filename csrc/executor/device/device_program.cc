@@ -39,6 +39,7 @@ DeviceProgram device_program(const Plan& plan) {
   DeviceProgram program;
   const int32_t num_pieces = plan.placement.num_pieces;
   add_copies(program, plan.placement.before, num_pieces);
+  add_copies(program, plan.placement.any_time, num_pieces);
   program.steps.insert(program.steps.end(), plan.program.steps.begin(), plan.program.steps.end());
   program.places.insert(program.places.end(), plan.placement.steps.begin(),
                         plan.placement.steps.end());

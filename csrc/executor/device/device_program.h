@@ -17,7 +17,7 @@ struct DeviceProgram {
                               // each buffer of kPoison needs
 };
 
-/// `plan.placement.before`, the program, and `plan.placement.after` as one program. A plan for a
+/// The copies of `plan.placement` and its program as one program. A plan for a
 /// device is made without multicast rings and with phases (PlanOptions).
 DeviceProgram device_program(const Plan& plan);
 

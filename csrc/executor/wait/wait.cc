@@ -20,11 +20,12 @@ namespace {
 constexpr int64_t kTroublePeriodNs = 500'000;  // between two checks for trouble
 constexpr int64_t kEarlyPeriodNs = 2'000'000;  // between two early looks at the awaited rank
 constexpr int64_t kInterruptPeriodNs = 20'000'000;
-constexpr int kMinSpins = 20;         // under a microsecond
-constexpr int kCrowdedSpins = 4;      // of ranks that outnumber the cores (decision 0092)
-constexpr int kMaxSpins = 500;        // about 20 us
-constexpr int64_t kSwitchNs = 1'500;  // a yield that took longer was a switch
-constexpr int64_t kRemoteYieldNs = 50'000;
+constexpr int kMinSpins = 20;                // under a microsecond
+constexpr int kCrowdedSpins = 4;             // of ranks that outnumber the cores (decision 0092)
+constexpr int kMaxSpins = 500;               // about 20 us
+constexpr int64_t kSwitchNs = 1'500;         // a yield that took longer was a switch
+constexpr int64_t kRemoteYieldNs = 250'000;  // 256 KiB take 210 us at 10 Gbit/s
+constexpr int64_t kOversleepingYieldNs = 10'000'000;  // 256 KiB take 2 ms at 1 Gbit/s
 constexpr int kRanksPerWatch = 128;    // so that all of 256 ranks are seen within 100 ms
 constexpr int64_t kNapNs = 1'000'000;  // upper bound of the cost of a missed wake-up
 
@@ -62,11 +63,10 @@ bool Waiter::wait_in_view(bool (*ready)(void*), void* context, const WaitSite& s
   const int64_t start = now_ns();
   int64_t next_look = start + kTroublePeriodNs;
   int64_t next_interrupt = start + kInterruptPeriodNs;
-  // The kernel wakes a rank that waits for another host: this takes short compared with the
-  // network.
-  const int64_t yield_ns = proxy_ != nullptr && proxy_->is_remote(site.peer)
-                               ? std::min(yield_ns_, kRemoteYieldNs)
-                               : yield_ns_;
+  int64_t yield_ns = yield_ns_;
+  if (proxy_ != nullptr && proxy_->is_remote(site.peer)) {
+    yield_ns = proxy_->ends_naps() ? std::min(yield_ns_, kRemoteYieldNs) : kOversleepingYieldNs;
+  }
   for (;;) {
     if (ready(context)) return true;
     if (proxy_ != nullptr) proxy_->poll(site.peer);

@@ -12,7 +12,8 @@ namespace pycoll {
 namespace {
 
 constexpr int64_t kLookPeriodNs = 100'000'000;
-constexpr int64_t kPauseNs = 1'000'000;  // while other threads move frames
+constexpr int64_t kPauseNs = 1'000'000;      // while other threads move frames
+constexpr int64_t kLongPauseNs = 8'000'000;  // at most, within a collective
 constexpr int64_t kLingerNs = 2'000'000'000;
 // A rank joins one communicator after the other, so a correct peer is ahead by a few.
 constexpr int kMaxEarlyJoins = 1024;
@@ -64,7 +65,12 @@ void HostLinks::remove(Proxy& proxy, const std::byte* begin, const std::byte* en
   const auto found = proxies_.find(proxy.group());
   if (found == proxies_.end() || found->second != &proxy) return;
   proxies_.erase(found);
-  std::replace(placed_.begin(), placed_.end(), &proxy, static_cast<Proxy*>(nullptr));
+  for (const int peer : peers_) {
+    Proxy*& placed = placed_[static_cast<size_t>(peer)];
+    if (placed != &proxy) continue;
+    placed = nullptr;
+    wire_->discard(peer);
+  }
   wire_->let_go(begin, end);
   // After the last proxy, the process may end.
   if (proxies_.empty()) flush(now_ns() + kLingerNs);
@@ -135,10 +141,9 @@ bool HostLinks::place(int peer, const FrameHeader& header, PayloadParts* parts) 
 }
 
 bool HostLinks::swap_memory(int peer, const FrameHeader& header,
-                            std::unique_ptr<std::byte[]>& memory, size_t nbytes,
-                            const std::byte* payload) {
+                            std::unique_ptr<FrameMemory>& memory) {
   Proxy* const proxy = placed_[static_cast<size_t>(peer)];
-  return proxy != nullptr && proxy->swap_memory(peer, header, memory, nbytes, payload);
+  return proxy != nullptr && proxy->swap_memory(peer, header, memory);
 }
 
 bool HostLinks::arrived(int peer, const FrameHeader& header) {
@@ -171,8 +176,28 @@ void HostLinks::end(int peer, Peer state) {
   for (const auto& [group, proxy] : proxies_) proxy->rejected(peer);
 }
 
+void HostLinks::end_call() {
+  --num_running_;
+  ++num_ended_;
+  if (has_long_pause_ && has_long_pause_.exchange(false)) wire_->wake();
+}
+
+/// Doubles while one collective goes on.
+int64_t HostLinks::next_pause_ns(int64_t last_ns) {
+  const uint64_t num_ended = num_ended_;
+  const bool goes_on = num_running_ != 0 && num_ended == num_ended_before_;
+  num_ended_before_ = num_ended;
+  if (!goes_on) return kPauseNs;
+  has_long_pause_ = true;
+  // A collective that ends after this line wakes the thread.
+  if (num_ended_ == num_ended) return std::min(2 * last_ns, kLongPauseNs);
+  has_long_pause_ = false;
+  return kPauseNs;
+}
+
 void HostLinks::run() {
   uint64_t seen = 0;
+  int64_t pause_ns = kPauseNs;
   while (!stop_) {
     wire_->wait(kLookPeriodNs);
     const uint64_t polls = num_polls_;
@@ -186,7 +211,9 @@ void HostLinks::run() {
       if (now - looked_ns_ >= kLookPeriodNs) look_after(now);
     }
     // Other threads move frames. When they stop, the rest waits for at most this pause.
-    if (active) wire_->pause(kPauseNs);
+    pause_ns = active ? next_pause_ns(pause_ns) : kPauseNs;
+    if (active) wire_->pause(pause_ns);
+    has_long_pause_ = false;
   }
 }
 

@@ -39,6 +39,7 @@ class HostLinks final : private FrameSink {
   /// Hold it while calling the functions below, unless their comments say otherwise.
   std::recursive_mutex& mutex() { return mutex_; }
   std::string_view wire_name() const { return wire_->name(); }
+  bool ends_naps() const { return wire_->ends_waits(); }
   double silence_s() const { return silence_s_; }
 
   void add(Proxy& proxy);
@@ -58,6 +59,18 @@ class HostLinks final : private FrameSink {
   /// At the end of a call: leaves the unsent frames to the background thread. Without the lock.
   void flush_remaining();
 
+  /// A collective of this rank runs. It moves frames itself, so the background thread, which would
+  /// take a core from it, pauses for longer.
+  class RunningCall {
+   public:
+    explicit RunningCall(HostLinks& links) : links_(links) { ++links_.num_running_; }
+    ~RunningCall() { links_.end_call(); }
+    RunningCall(const RunningCall&) = delete;
+
+   private:
+    HostLinks& links_;
+  };
+
   /// Any thread, without the lock.
   Peer state_of(int peer) const { return states_[static_cast<size_t>(peer)]; }
 
@@ -68,14 +81,16 @@ class HostLinks final : private FrameSink {
 
  private:
   bool place(int peer, const FrameHeader& header, PayloadParts* parts) override;
-  bool swap_memory(int peer, const FrameHeader& header, std::unique_ptr<std::byte[]>& memory,
-                   size_t nbytes, const std::byte* payload) override;
+  bool swap_memory(int peer, const FrameHeader& header,
+                   std::unique_ptr<FrameMemory>& memory) override;
   bool arrived(int peer, const FrameHeader& header) override;
   void lost(int peer, int error) override;
   bool add_early_join(int peer, uint64_t group);
   void end(int peer, Peer state);
   void poll_for_all(int first);
   void run();
+  void end_call();
+  int64_t next_pause_ns(int64_t last_ns);
   void revoke(std::string_view reason);
   void look_after(int64_t now);
   void flush(int64_t end_ns);
@@ -98,6 +113,10 @@ class HostLinks final : private FrameSink {
   std::atomic<uint64_t> num_polls_{0};
   std::atomic<int> num_naps_{0};
   std::atomic<bool> has_rest_{false};
+  std::atomic<int> num_running_{0};          // collectives
+  std::atomic<uint64_t> num_ended_{0};       // collectives
+  std::atomic<bool> has_long_pause_{false};  // the end of a collective ends it
+  uint64_t num_ended_before_ = 0;            // at the background thread's last pause
   std::atomic<bool> stop_{false};
   std::atomic<bool> disowned_{false};
   std::unique_ptr<std::thread> thread_;  // last: it uses the members above

@@ -325,17 +325,18 @@ void TcpWire::wake() { wakeup_.give(); }
 
 void TcpWire::let_go(const std::byte* begin, const std::byte* end) {
   for (Link* link : present_) {
-    PayloadParts& parts = link->parts;
-    for (int part = 0; link->in_payload && part < parts.num_parts; ++part) {
-      if (parts.data[part] < begin || parts.data[part] > end) continue;
-      link->to_skip = parts.nbytes[0] + parts.nbytes[1];
-      parts = {};
-    }
     for (Unsent& frame : link->unsent) {
       if (frame.own != nullptr || frame.payload < begin || frame.payload >= end) continue;
       keep(*link, frame, nullptr);
     }
   }
+}
+
+void TcpWire::discard(int peer) {
+  Link& link = *links_[static_cast<size_t>(peer)];
+  if (!link.in_payload) return;
+  link.to_skip += link.parts.nbytes[0] + link.parts.nbytes[1];
+  link.parts = {};
 }
 
 void TcpWire::disown() {

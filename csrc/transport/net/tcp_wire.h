@@ -29,6 +29,7 @@ class TcpWire final : public Wire {
   size_t num_unsent(int peer) const override;
   bool has_delivered() const override;
   void let_go(const std::byte* begin, const std::byte* end) override;
+  void discard(int peer) override;
   void close(int peer) override;
   void disown() override;
 

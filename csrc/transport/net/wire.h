@@ -49,6 +49,18 @@ static_assert(sizeof(FrameHeader) == 56);
 
 /// Largest payload: a slot of a ring, or the largest message of a mailbox.
 inline constexpr size_t kMaxPayloadBytes = kSlotBytesBetweenHosts;
+
+/// Memory for a frame with a long payload. The payload begins at a cache line. Pages that no frame
+/// has reached do not exist.
+struct FrameMemory {
+  std::byte* payload() { return frame + sizeof(FrameHeader); }
+
+  alignas(64) std::byte unused[64 - sizeof(FrameHeader)];
+  std::byte frame[sizeof(FrameHeader) + kMaxPayloadBytes];
+};
+
+/// Payloads of kSimple from this size on are received into such memory, shorter ones into slots.
+inline constexpr size_t kLongPayloadBytes = 16384;
 /// Largest payload of kAsk, kTell and kFailure.
 inline constexpr size_t kMaxStateBytes = 64 << 10;
 inline constexpr size_t kMailboxLineBytes = 64;
@@ -93,11 +105,10 @@ class FrameSink {
   virtual ~FrameSink() = default;
   /// Sets the parts for the payload of a frame. False if the header is invalid.
   virtual bool place(int peer, const FrameHeader& header, PayloadParts* parts) = 0;
-  /// For wires that have the payload of a placed frame in memory of their own, [memory, nbytes):
-  /// the sink keeps this memory, and gives other memory of this size. False: the wire copies.
+  /// For wires that have a placed frame with a long payload in memory of their own: the sink keeps
+  /// this memory, and gives other memory. False: the wire copies.
   virtual bool swap_memory(int /*peer*/, const FrameHeader& /*header*/,
-                           std::unique_ptr<std::byte[]>& /*memory*/, size_t /*nbytes*/,
-                           const std::byte* /*payload*/) {
+                           std::unique_ptr<FrameMemory>& /*memory*/) {
     return false;
   }
   /// Called once the whole frame has arrived. False if its payload is invalid.
@@ -131,6 +142,8 @@ class Wire {
   /// Sends waiting frames and receives frames, first from `first` if it is a rank. True if anything
   /// moved.
   virtual bool poll(FrameSink& sink, int first) = 0;
+  /// Whether wait() ends when frames may move, rather than after a time alone.
+  virtual bool ends_waits() const { return true; }
   /// Sleeps until poll() may move something, until wake(), or for `ns`. Any thread.
   virtual void wait(int64_t ns) = 0;
   /// Sleeps until wake(), or for `ns`. One thread only.
@@ -141,9 +154,10 @@ class Wire {
   virtual size_t num_unsent(int peer) const = 0;
   /// Whether all sent frames have reached the peers' hosts, so that the process may end.
   virtual bool has_delivered() const { return !has_unsent(); }
-  /// Stops using this memory, because its owner takes it back: copies unsent payloads from it, and
-  /// discards payloads that arrive for it.
+  /// Copies the unsent payloads from this memory, because its owner takes it back.
   virtual void let_go(const std::byte* begin, const std::byte* end) = 0;
+  /// Discards the rest of the payload that is arriving from `peer`.
+  virtual void discard(int peer) = 0;
   /// Ends the link to `peer`: no more frames in either direction.
   virtual void close(int peer) = 0;
   /// In a forked process: gives up what it shares with its parent, without sending anything.

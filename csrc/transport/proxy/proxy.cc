@@ -127,11 +127,18 @@ void Proxy::on_post(ProtocolKind protocol, int peer, int64_t nbytes, uint32_t ma
 
 void Proxy::released(ProtocolKind protocol, int peer) {
   const std::lock_guard lock(host_links_->mutex());
-  const Link& from = link(peer);
+  Link& from = link(peer);
   const auto kind = static_cast<size_t>(protocol);
-  // Usually the credit returns with the next message; a writer without credits asks for it.
-  const uint64_t owed = load_relaxed(from.in[kind].heads[0].value) - from.told[kind];
-  if (owed >= static_cast<uint64_t>(from.in[kind].num_slots) / 2) {
+  // Usually the credit returns with the next message; a writer without credits asks for it. The
+  // writer of long messages hears of them early, so that the link is full while the credit travels,
+  // unless this rank sends messages, too.
+  const uint64_t head = load_relaxed(from.in[kind].heads[0].value);
+  const auto num_slots = static_cast<uint64_t>(from.in[kind].num_slots);
+  const bool was_long =
+      protocol == ProtocolKind::kSimple && from.elsewhere[(head - 1) % num_slots] != nullptr;
+  const bool answers = from.posted[kind] != from.posted_then[kind];
+  if (head - from.told[kind] >= num_slots / (was_long && !answers ? 4 : 2)) {
+    from.posted_then[kind] = from.posted[kind];
     send_bytes(peer, FrameKind::kCredit, "");
   }
 }

@@ -28,6 +28,7 @@ class Proxy {
   Proxy(const Proxy&) = delete;
 
   uint64_t group() const { return group_; }
+  HostLinks& host_links() { return *host_links_; }
   bool is_remote(int rank) const { return rank >= 0 && remote_[static_cast<size_t>(rank)]; }
   /// Tells the remote members that this rank has joined.
   void say_joined();
@@ -48,6 +49,8 @@ class Proxy {
   void poll(int peer) {
     host_links_->poll(is_remote(peer) ? members_[static_cast<size_t>(peer)] : -1);
   }
+  /// Whether nap() ends when frames may move, rather than after a time alone.
+  bool ends_naps() const { return host_links_->ends_naps(); }
   void nap(int64_t ns, bool (*ready)(void*) = nullptr, void* context = nullptr) {
     host_links_->nap(ns, ready, context);
   }
@@ -80,12 +83,11 @@ class Proxy {
   // passed is_valid(); these functions compare it with the state of the peer's link.
 
   void joined(int world_peer);
-  /// False if the frame is invalid. Writes nothing.
+  /// False if the frame is invalid. Sets the parts, and writes none of their bytes.
   bool place(int world_peer, const FrameHeader& header, std::vector<std::byte>& staged,
              PayloadParts* parts);
   /// Call after place() of the same frame, as FrameSink::swap_memory().
-  bool swap_memory(int world_peer, const FrameHeader& header, std::unique_ptr<std::byte[]>& memory,
-                   size_t nbytes, const std::byte* payload);
+  bool swap_memory(int world_peer, const FrameHeader& header, std::unique_ptr<FrameMemory>& memory);
   /// Call after place() of the same frame. False if the payload is invalid.
   bool arrived(int world_peer, const FrameHeader& header, std::vector<std::byte>& staged);
   /// Breaks the communicator, if the rank whose link has been closed is a member.
@@ -98,8 +100,10 @@ class Proxy {
     uint64_t posted[kNumSlotProtocols] = {};
     uint64_t received[kNumSlotProtocols] = {};
     uint64_t told[kNumSlotProtocols] = {};  // released messages that the peer knows of
-    // Memory that the wire has given for messages of in[kSimple], by slot; null: none.
-    std::unique_ptr<std::byte[]> swapped[kMaxSlots];
+    // Messages that had been posted when the peer was last told in a frame of its own.
+    uint64_t posted_then[kNumSlotProtocols] = {};
+    // Memory of long messages of in[kSimple], by slot; null: none.
+    std::unique_ptr<FrameMemory> long_messages[kMaxSlots];
     const std::byte* elsewhere[kMaxSlots] = {};
     MailboxMemory mail_out;
     MailboxMemory mail_in;
@@ -130,6 +134,7 @@ class Proxy {
   bool has_valid_heads(int peer, const FrameHeader& header) const;
   bool has_valid_mail(int peer, const FrameHeader& header) const;
   void take_heads(int peer, const FrameHeader& header);
+  static std::byte* place_long(Link& from, uint64_t index, uint64_t head);
   bool place_slot(int peer, const FrameHeader& header, std::vector<std::byte>& staged,
                   PayloadParts* parts);
   static bool has_room_for_lines(const Link& from, uint64_t num_lines);

@@ -99,33 +99,44 @@ bool Proxy::place_slot(int peer, const FrameHeader& header, std::vector<std::byt
     staged.resize(std::max<size_t>(staged.size(), header.nbytes));
     to = staged.data();
   } else {
-    from.elsewhere[index % static_cast<uint64_t>(ring.num_slots)] = nullptr;
+    std::byte* const elsewhere =
+        header.nbytes >= kLongPayloadBytes ? place_long(from, index, head) : nullptr;
+    from.elsewhere[index % static_cast<uint64_t>(ring.num_slots)] = elsewhere;
+    if (elsewhere != nullptr) to = elsewhere;
   }
   *parts = {1, {to}, {header.nbytes}};
   return true;
 }
 
+/// Where a long message goes: to memory of a message that its reader has released. The last such
+/// memory is in the nearest cache, and a reader that keeps up needs no other. Null: there is none.
+std::byte* Proxy::place_long(Link& from, uint64_t index, uint64_t head) {
+  const auto num_slots =
+      static_cast<uint64_t>(from.in[static_cast<size_t>(ProtocolKind::kSimple)].num_slots);
+  std::unique_ptr<FrameMemory>& memory = from.long_messages[index % num_slots];
+  const uint64_t oldest = index - std::min(index, num_slots);
+  for (uint64_t at = head; at-- > oldest;) {
+    std::unique_ptr<FrameMemory>& released = from.long_messages[at % num_slots];
+    if (released == nullptr) continue;
+    memory.swap(released);
+    break;
+  }
+  if (memory == nullptr) memory.reset(new (std::nothrow) FrameMemory);
+  return memory == nullptr ? nullptr : memory->payload();
+}
+
 bool Proxy::swap_memory(int world_peer, const FrameHeader& header,
-                        std::unique_ptr<std::byte[]>& memory, size_t nbytes,
-                        const std::byte* payload) {
+                        std::unique_ptr<FrameMemory>& memory) {
   if (header.kind != FrameKind::kSlot ||
       static_cast<ProtocolKind>(header.protocol) != ProtocolKind::kSimple) {
     return false;
   }
   Link& from = link(remote_member(world_peer));
   const RingMemory& ring = from.in[header.protocol];
-  const auto num_slots = static_cast<uint64_t>(ring.num_slots);
-  const uint64_t index = from.received[header.protocol];
-  const uint64_t head = load_acquire(ring.heads[0].value);
-  // Any message that its reader has released gives its memory: a reader that keeps up needs little.
-  std::unique_ptr<std::byte[]> spare;
-  for (uint64_t at = index - std::min(index, num_slots); at < head && spare == nullptr; ++at) {
-    spare = std::move(from.swapped[at % num_slots]);
-  }
-  if (spare == nullptr) spare.reset(new (std::nothrow) std::byte[nbytes]);
-  if (spare == nullptr) return false;
-  from.swapped[index % num_slots] = std::exchange(memory, std::move(spare));
-  from.elsewhere[index % num_slots] = payload;
+  const uint64_t slot = from.received[header.protocol] % static_cast<uint64_t>(ring.num_slots);
+  if (from.elsewhere[slot] == nullptr) return false;
+  from.elsewhere[slot] = memory->payload();
+  from.long_messages[slot].swap(memory);
   return true;
 }
 

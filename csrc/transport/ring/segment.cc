@@ -47,18 +47,18 @@ Failure Failure::unpack(uint64_t word) {
           static_cast<uint16_t>(word >> 48)};
 }
 
-SegmentLayout SegmentLayout::for_ranks(int num_ranks, bool one_per_host) {
+SegmentLayout SegmentLayout::for_ranks(int num_ranks, bool several_hosts) {
   SegmentLayout layout;
   layout.num_ranks = num_ranks;
-  layout.one_per_host = one_per_host;
+  layout.several_hosts = several_hosts;
   const auto n = static_cast<size_t>(num_ranks);
   // Smaller for large worlds, which have n squared rings.
-  const size_t simple_bytes = one_per_host ? kSlotBytesBetweenHosts : kSlotBytes;
+  const size_t simple_bytes = several_hosts ? kSlotBytesBetweenHosts : kSlotBytes;
   constexpr auto kSimple = static_cast<size_t>(ProtocolKind::kSimple);
   constexpr auto kLL = static_cast<size_t>(ProtocolKind::kLL);
   layout.slot_bytes[kSimple] = n <= 16 ? simple_bytes : 32 << 10;
   layout.slot_bytes[kLL] = n <= 16 ? 8 << 10 : 4 << 10;
-  if (n <= 16 && !one_per_host) {
+  if (n <= 16 && !several_hosts) {
     layout.turn_bytes[kSimple] =
         std::bit_floor(kBytesBetweenWrites / kMaxSlots / std::max<size_t>(n - 1, 1));
   }
@@ -149,10 +149,7 @@ RingMemory Segment::ring(ProtocolKind protocol, int src, int dst) const {
 }
 
 void RingMemory::map_turns() const {
-  constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, which older libc headers lack
-  for (uint64_t i = 0; i < static_cast<uint64_t>(num_slots); ++i) {
-    ::madvise(slot(i), turn_bytes, kPopulateWrite);  // where it fails, messages wait for pages
-  }
+  for (uint64_t i = 0; i < static_cast<uint64_t>(num_slots); ++i) populate(slot(i), turn_bytes);
 }
 
 RecordRing Segment::records(int rank) const {
@@ -169,7 +166,7 @@ void Segment::introduce(std::string_view name) const {
   store_relaxed(to.version, SegmentHeader::kVersion);
   store_relaxed(to.num_ranks, static_cast<uint64_t>(num_ranks()));
   store_relaxed(to.total_bytes, layout_.total_bytes);
-  store_relaxed(to.one_per_host, uint64_t{layout_.one_per_host});
+  store_relaxed(to.several_hosts, uint64_t{layout_.several_hosts});
   if (claim(to.name_claim, 1)) {
     const size_t size = std::min(name.size(), SegmentHeader::kMaxName);
     std::memcpy(to.name, name.data(), size);

@@ -66,14 +66,14 @@ struct SegmentHeader {
   static constexpr uint64_t kMagic = 0x6c6c6f63'79702121;  // "!!pycoll"
   // Version of the segment and of the frames between hosts. Raise it with each change: ranks with
   // different versions refuse to form a world.
-  static constexpr uint64_t kVersion = 10;
+  static constexpr uint64_t kVersion = 11;
   static constexpr size_t kMaxName = 512;
 
   uint64_t magic = 0;
   uint64_t version = 0;
   uint64_t num_ranks = 0;
   uint64_t total_bytes = 0;
-  uint64_t one_per_host = 0;  // 1: each host has one rank
+  uint64_t several_hosts = 0;  // 1: the ranks are on several hosts
   // A moment on both clocks, from which readers convert ticks to time. The rank that claims
   // `tick_claim` writes it.
   uint64_t tick_claim = 0;
@@ -129,15 +129,14 @@ struct SegmentSettings {
 };
 
 struct SegmentLayout {
-  /// `one_per_host`: all ranks are on different hosts. Slots then need not stay in a cache that
-  /// ranks share, and are larger, so that they fill a link for longer than a flight takes.
-  static SegmentLayout for_ranks(int num_ranks, bool one_per_host = false);
+  /// `several_hosts`: the ranks are on several hosts. Slots are then larger, for long flights.
+  static SegmentLayout for_ranks(int num_ranks, bool several_hosts = false);
   /// Names the layouts of all sizes: SegmentHeader::kVersion, and a digest of sizes and offsets,
   /// which notices a change without a new version. Identical on all machines.
   static std::string name();
 
   int num_ranks = 1;
-  bool one_per_host = false;
+  bool several_hosts = false;
   int num_slots = kMaxSlots;
   size_t slot_bytes[kNumSlotProtocols] = {};
   size_t stride_bytes[kNumSlotProtocols] = {};  // RingMemory
@@ -165,8 +164,8 @@ class Segment {
   static constexpr size_t kSettingsBytes = size_t{1} << 20;
   static constexpr size_t kMaxSettingsText = kSettingsBytes - sizeof(SegmentSettings);
 
-  Segment(std::byte* base, int num_ranks, bool one_per_host = false)
-      : base_(base), layout_(SegmentLayout::for_ranks(num_ranks, one_per_host)) {}
+  Segment(std::byte* base, int num_ranks, bool several_hosts = false)
+      : base_(base), layout_(SegmentLayout::for_ranks(num_ranks, several_hosts)) {}
 
   const SegmentLayout& layout() const { return layout_; }
   int num_ranks() const { return layout_.num_ranks; }
