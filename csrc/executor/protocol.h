@@ -145,9 +145,12 @@ PYCOLL_HD void warm_next(Link& link, NumBytesOf&& nbytes_of) {
 
 // --- simple: bulk bytes, then one flag -----------------------------------------------------------
 
-/// A target whose slots may have checksums. (nvcc rejects the same test inside a generic lambda.)
+/// A target whose slots may have checksums, and whose messages may come from other hosts. (nvcc
+/// rejects the same test inside a generic lambda.)
 template <class Target>
 concept ChecksData = requires { &Target::add_checksum; };
+template <class Target>
+concept HasHosts = requires { &Target::await_remote; };
 
 struct Simple {
   template <class Target, class Phase>
@@ -170,9 +173,16 @@ struct Simple {
         program, phase, &Step::src_peers, [&](int peer, const StepOperands& operands) {
           const Step& step = *operands.step;
           auto& link = source_link(target.links(), step, peer);
-          if (!target.spin_until([&link] { return link.has_full_slot(); },
-                                 {peer, operands.index, step.first_chunk})) {
-            return false;
+          const WaitSite site{peer, operands.index, step.first_chunk};
+          const auto arrive = [&] {
+            return target.spin_until([&link] { return link.has_full_slot(); }, site);
+          };
+          if constexpr (HasHosts<Target>) {
+            if (!(target.has_hosts() ? target.await_remote(link, operands, site) : arrive())) {
+              return false;
+            }
+          } else {
+            if (!arrive()) return false;
           }
           if (link.mark() != target.digest()) return target.mismatch(peer, operands.index);
           if constexpr (ChecksData<Target>) {

@@ -101,6 +101,64 @@ inline std::string send_slots(FrameWorld& world, FrameSender& one) {
   }
   return stays(world, 1);
 }
+/// Sends slots that rank 0 expects in an array, and others; a part of one comes too late.
+inline std::string send_expected(FrameWorld& world, FrameSender& one, bool in_parts) {
+  constexpr size_t kLong = 50'000;
+  constexpr uint32_t kMark = 1;
+  Links links(world.segment(), 0, ProtocolKind::kSimple);
+  RecvEnd& reader = links.recv[1];
+  GuardedArray array(kLong);
+  const auto expect = [&](size_t nbytes, uint64_t sequence, uint32_t mark) {
+    world.proxy()->expect(1, {array.data(), nbytes, sequence, mark});
+  };
+  const auto read_next = [&](const Frame& frame, bool is_there) -> std::string {
+    if (!reader.has_full_slot()) return "a slot has not come";
+    const std::byte* at = reader.place(kLong, {});
+    if ((at == array.data()) != is_there) return "a slot is in the wrong place";
+    if (std::memcmp(at, frame.payload.data(), kLong) != 0) return "a slot has other bytes";
+    if (!array.is_intact(/*whole=*/!is_there)) return "bytes have changed that no slot has";
+    reader.release();
+    world.proxy()->expect_no_more(1);
+    world.proxy()->released(ProtocolKind::kSimple, 1);
+    array.clear();
+    return "";
+  };
+  const auto send_next = [&](bool is_there) {
+    const Frame frame = one.slot(ProtocolKind::kSimple, kLong);
+    one.send(frame);
+    return read_next(frame, is_there);
+  };
+  std::string wrong;
+  for (int i = 0; i < 2 * kMaxSlots && wrong.empty(); ++i) {
+    const uint64_t sequence = reader.sequence();
+    if (i % 4 == 0) expect(kLong, sequence, kMark);
+    if (i % 4 == 1) expect(kLong, sequence + 1, kMark);  // of a later message
+    if (i % 4 == 2) expect(kLong, sequence, kMark + 1);  // of another call
+    if (i % 4 == 3) expect(kLong - 1, sequence, kMark);
+    wrong = send_next(/*is_there=*/i % 4 == 0);
+  }
+  if (!wrong.empty() || !in_parts) return wrong.empty() ? stays(world, 1) : wrong;
+  const HostLinks::RunningCall running(world.proxy()->host_links());
+  // The next one is told where it goes although its header came with the end of the last one.
+  const Frame first = one.slot(ProtocolKind::kSimple, kLong);
+  one.count(first);
+  const Frame second = one.slot(ProtocolKind::kSimple, kLong);
+  one.count(second);
+  const std::string bytes = second.bytes();
+  expect(kLong, reader.sequence(), kMark);
+  world.deliver_once(1, first.bytes() + bytes.substr(0, 200));
+  wrong = read_next(first, /*is_there=*/true);
+  if (!wrong.empty()) return wrong;
+  expect(kLong, reader.sequence(), kMark);
+  world.deliver_once(1, "");
+  if (array.is_intact(/*whole=*/true)) return "a second slot does not begin in the array";
+  // A call that has failed gives its array back.
+  world.proxy()->expect_no_more(1);
+  array.clear();
+  world.deliver(1, bytes.substr(200));
+  if (!array.is_intact(/*whole=*/true)) return "an array has changed that was given back";
+  return stays(world, 1);
+}
 /// Announces the large message from rank 1 and returns how rank 0 wants its parts.
 inline FrameSender::Pull begin_parts(FrameSender& sender, size_t nbytes) {
   sender.send(sender.announce(nbytes, 2));
@@ -460,6 +518,11 @@ inline const std::vector<Attack>& attacks() {
        [](World& world, Sender& one, Sender&) { return send_slots(world, one); }},
       {"slots over MPI that are read late",
        [](World& world, Sender& one, Sender&) { return send_slots(world, one); },
+       /*over_mpi=*/true},
+      {"slots that are expected in an array",
+       [](World& world, Sender& one, Sender&) { return send_expected(world, one, true); }},
+      {"slots over MPI that are expected in an array",
+       [](World& world, Sender& one, Sender&) { return send_expected(world, one, false); },
        /*over_mpi=*/true},
       {"frames that a rank does not read",
        [](World& world, Sender&, Sender&) { return send_unread(world); }},

@@ -187,6 +187,12 @@ class FrameWorld {
     for (int i = 0; i < 64 && !network_.send(peer, bytes, &sent); ++i) host_links_->poll(-1);
     step();
   }
+  /// Sends bytes of `peer` that fit into its link at once, and receives frames once.
+  void deliver_once(int peer, const std::string& bytes) {
+    size_t sent = 0;
+    network_.send(peer, bytes, &sent);
+    host_links_->poll(-1);
+  }
   void step() {
     for (int i = 0; i < 4; ++i) host_links_->poll(-1);
     engine_->progress(kAnySource);

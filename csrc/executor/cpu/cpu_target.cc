@@ -1,6 +1,7 @@
 #include "executor/cpu/cpu_target.h"
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <string>
 #include <utility>
@@ -51,6 +52,27 @@ void CpuTarget::on_post_to_hosts(const ProgramView& program, const StepOperands&
   });
 }
 
+bool CpuTarget::await_remote(RecvEnd& link, const StepOperands& operands, const WaitSite& site) {
+  const Step& step = *operands.step;
+  const auto arrive = [&] { return spin_until([&link] { return link.has_full_slot(); }, site); };
+  const bool only_copies = operands.local_dst != nullptr && operands.local_src == nullptr &&
+                           std::has_single_bit(step.src_peers) &&
+                           (!step.has(kFinal) || arithmetic_.divisor == 1);
+  const size_t nbytes = num_bytes(operands);
+  if (!only_copies || nbytes < kLongPayloadBytes || links_->checksum_bytes != 0 ||
+      !proxy_->is_remote(site.peer) || link.has_full_slot()) {
+    return arrive();
+  }
+  struct Expecting {
+    Proxy& proxy;
+    int peer;
+    ~Expecting() { proxy.expect_no_more(peer); }
+  };
+  proxy_->expect(site.peer, {operands.local_dst, nbytes, link.sequence(), waiter_.digest()});
+  const Expecting until_end{*proxy_, site.peer};
+  return arrive();
+}
+
 void CpuTarget::reduce_copy(const ProgramView& program, const OneStep& phase) {
   const StepOperands& operands = phase.operands;
   const void* srcs[kMaxPeers + 1];
@@ -64,7 +86,10 @@ void CpuTarget::reduce_copy(const ProgramView& program, const OneStep& phase) {
         return true;
       },
       [&] { srcs[num_srcs++] = operands.local_src; });
-  if (operands.local_dst != nullptr) dsts[num_dsts++] = operands.local_dst;
+  // A message from another host may have been received there.
+  const bool is_there = operands.local_src == nullptr && srcs[0] == operands.local_dst;
+  const bool stores_locally = operands.local_dst != nullptr && !is_there;
+  if (stores_locally) dsts[num_dsts++] = operands.local_dst;
   PeerStores* stores[kMaxPeers];
   int num_stores = 0;
   const bool sends_in_place = sent_from(operands) != nullptr;
@@ -79,7 +104,7 @@ void CpuTarget::reduce_copy(const ProgramView& program, const OneStep& phase) {
   // A proxy sends what it finds in the caches faster.
   const bool is_sent = proxy_ != nullptr && operands.step->dst_peers != 0;
   combine(srcs, num_srcs, dsts, num_dsts, operands,
-          arithmetic_.streaming && operands.local_dst != nullptr && !is_sent ? 1 : 0,
+          arithmetic_.streaming && stores_locally && !is_sent ? 1 : 0,
           nbytes >= kMinReadAheadBytes ? kReadAhead : 0, trades_places() ? nullptr : stores);
   if (!slot_use_.claim_lines || nbytes < kMinClaimedMessage || nbytes > kMaxClaimedMessage ||
       operands.step->has(kMulticastSrc)) {
@@ -95,7 +120,7 @@ void CpuTarget::combine(const void* const* srcs, int num_srcs, void* const* dsts
                         const StepOperands& operands, int num_streaming, size_t read_ahead,
                         PeerStores* const* stores) {
   const size_t count = static_cast<size_t>(operands.count);
-  const int first_to_peer = std::max(operands.local_dst != nullptr ? 1 : 0, num_streaming);
+  const int first_to_peer = std::max(dsts[0] == operands.local_dst ? 1 : 0, num_streaming);
   if (num_srcs == 1 && num_dsts == 1) {
     const size_t nbytes = count * arithmetic_.element_size;
     first_to_peer != 0

@@ -101,6 +101,10 @@ class CpuTarget {
       return true;
     return is_intact(place_in(link, operands), num_bytes(operands)) || waiter_.corrupted(peer);
   }
+  bool has_hosts() const { return proxy_ != nullptr; }
+  /// Waits for the message of a `simple` step. One from another host that the step only copies may
+  /// be received where it is copied to.
+  bool await_remote(RecvEnd& link, const StepOperands& operands, const WaitSite& site);
   /// Records a completed step and wakes the ranks that it may have unblocked.
   void on_post(const ProgramView& program, const OneStep& phase) {
     const StepOperands& operands = phase.operands;

@@ -97,8 +97,11 @@ void HostLinks::poll(int first) {
 }
 
 void HostLinks::poll_for_all(int first) {
-  // A sleeping thread does not see that its frames have arrived: wake it.
-  if (wire_->poll(*this, first) && num_naps_ != 0) wire_->wake();
+  const bool moved = wire_->poll(*this, first);
+  const bool is_left = wire_->has_stopped() && num_running_ == 0;
+  // A sleeping thread does not see that its frames have arrived, nor what the poll has left to a
+  // reader that is now gone: wake it.
+  if ((moved && num_naps_ != 0) || is_left) wire_->wake();
 }
 
 void HostLinks::nap(int64_t ns, bool (*ready)(void*), void* context) {
@@ -179,6 +182,10 @@ void HostLinks::end(int peer, Peer state) {
 void HostLinks::end_call() {
   --num_running_;
   ++num_ended_;
+  if (wire_->has_stopped()) {
+    const std::lock_guard lock(mutex_);
+    poll_for_all(-1);
+  }
   if (has_long_pause_ && has_long_pause_.exchange(false)) wire_->wake();
 }
 

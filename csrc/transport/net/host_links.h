@@ -47,6 +47,8 @@ class HostLinks final : private FrameSink {
   /// are still sent; the last proxy waits for that, for at most kLingerNs.
   void remove(Proxy& proxy, const std::byte* begin, const std::byte* end);
   void send(int peer, const FrameHeader& header, const void* payload, Rest rest);
+  /// Writes no more of the payload that is being received from this rank.
+  void discard_rest(int peer) { wire_->discard(peer); }
   /// Closes the link to a rank that has sent something invalid.
   void reject(int peer);
 
@@ -84,6 +86,7 @@ class HostLinks final : private FrameSink {
   bool swap_memory(int peer, const FrameHeader& header,
                    std::unique_ptr<FrameMemory>& memory) override;
   bool arrived(int peer, const FrameHeader& header) override;
+  bool has_reader() const override { return num_running_ != 0; }
   void lost(int peer, int error) override;
   bool add_early_join(int peer, uint64_t group);
   void end(int peer, Peer state);

@@ -35,7 +35,8 @@ struct TcpWire::Link {
   bool in_payload = false;
   FrameHeader header;
   PayloadParts parts;
-  size_t to_skip = 0;  // bytes left of a payload to discard
+  size_t to_skip = 0;     // bytes left of a payload to discard
+  bool has_rest = false;  // `input` has a header
   size_t input_bytes = 0;
   std::byte input[kInputBytes];
 };
@@ -163,10 +164,15 @@ bool TcpWire::flush(Link& link) {
 
 bool TcpWire::poll(FrameSink& sink, int first) {
   const bool moved = serve(sink, first);
-  if (encrypted_) {
-    may_have_more_ = std::any_of(present_.begin(), present_.end(), [](const Link* link) {
-      return link->channel && link->channel.may_have_more();
-    });
+  if (encrypted_ || has_stopped_) {
+    bool more = false;
+    bool rest = false;
+    for (const Link* link : present_) {
+      more = more || (link->channel && link->channel.may_have_more());
+      rest = rest || link->has_rest;
+    }
+    may_have_more_ = more || rest;
+    has_stopped_ = rest;
   }
   return moved;
 }
@@ -204,8 +210,9 @@ bool TcpWire::serve(FrameSink& sink, int first) {
 }
 
 bool TcpWire::read(Link& link, FrameSink& sink) {
-  bool moved = false;
-  for (int i = 0; i < kMaxReads && link.channel; ++i) {
+  bool moved = link.has_rest;
+  if (link.has_rest && !take(link, 0, 0, sink)) return refuse(link, sink);
+  for (int i = 0; i < kMaxReads && link.channel && !link.has_rest; ++i) {
     iovec parts[3];
     size_t num_parts = 0;
     size_t direct_bytes = 0;
@@ -225,19 +232,17 @@ bool TcpWire::read(Link& link, FrameSink& sink) {
       return true;
     }
     moved = true;
-    if (!take(link, static_cast<size_t>(got), direct_bytes, sink)) {
-      close(link.peer);
-      sink.lost(link.peer, EPROTO);
-      return true;
-    }
+    if (!take(link, static_cast<size_t>(got), direct_bytes, sink)) return refuse(link, sink);
     if (static_cast<size_t>(got) < direct_bytes + room) return true;
   }
   return moved;
 }
 
 /// Processes `nbytes` that were read; up to `direct_bytes` of them are payload, already in place.
-/// False if the sink refuses a frame.
+/// Stops after a long payload, so that its reader can say where the next one goes. False if the
+/// sink refuses a frame.
 bool TcpWire::take(Link& link, size_t nbytes, size_t direct_bytes, FrameSink& sink) {
+  link.has_rest = false;
   size_t direct = std::min(nbytes, direct_bytes);
   link.input_bytes += nbytes - direct;
   const auto advance = [&link](size_t count) {
@@ -268,7 +273,11 @@ bool TcpWire::take(Link& link, size_t nbytes, size_t direct_bytes, FrameSink& si
       link.in_payload = false;
       if (!sink.arrived(link.peer, link.header)) return false;
       if (!link.channel) return true;  // the frame made the sink close the link
-      continue;
+      link.has_rest = link.header.nbytes >= kLongPayloadBytes &&
+                      link.input_bytes - at >= sizeof(FrameHeader) && sink.has_reader();
+      if (!link.has_rest) continue;
+      has_stopped_ = true;
+      break;
     }
     if (link.input_bytes - at < sizeof(FrameHeader)) break;
     std::memcpy(&link.header, link.input + at, sizeof(FrameHeader));
@@ -280,6 +289,12 @@ bool TcpWire::take(Link& link, size_t nbytes, size_t direct_bytes, FrameSink& si
   }
   std::memmove(link.input, link.input + at, link.input_bytes - at);
   link.input_bytes -= at;
+  return true;
+}
+
+bool TcpWire::refuse(Link& link, FrameSink& sink) {
+  close(link.peer);
+  sink.lost(link.peer, EPROTO);
   return true;
 }
 
@@ -306,7 +321,7 @@ void TcpWire::close(int peer) {
   num_unsent_ -= link.unsent.size();
   link.unsent.clear();
   link.unsent_memory = 0;
-  link.in_payload = false;
+  link.in_payload = link.has_rest = false;
   link.channel.reset();
 }
 

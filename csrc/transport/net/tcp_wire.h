@@ -22,6 +22,7 @@ class TcpWire final : public Wire {
   std::string_view name() const override { return "tcp"; }
   void send(int peer, const FrameHeader& header, const void* payload, Rest rest) override;
   bool poll(FrameSink& sink, int first) override;
+  bool has_stopped() const override { return has_stopped_; }
   void wait(int64_t ns) override;
   void pause(int64_t ns) override;
   void wake() override;
@@ -50,6 +51,8 @@ class TcpWire final : public Wire {
   bool take(Link& link, size_t nbytes, size_t direct_bytes, FrameSink& sink);
   void want_output(Link& link, bool wanted);
   bool serve(FrameSink& sink, int first);
+  /// Ends a link whose peer has sent an invalid frame. True: something has happened.
+  bool refuse(Link& link, FrameSink& sink);
   void fail(Link& link, FrameSink& sink, int error);
 
   Fd epoll_;
@@ -60,6 +63,7 @@ class TcpWire final : public Wire {
   bool encrypted_ = false;
   // Bytes may be buffered that epoll does not show: no thread sleeps before the next poll().
   std::atomic<bool> may_have_more_{false};
+  std::atomic<bool> has_stopped_{false};
   bool has_full_link_ = false;  // its peer reads nothing, so epoll does not show it
 };
 

@@ -113,6 +113,8 @@ class FrameSink {
   }
   /// Called once the whole frame has arrived. False if its payload is invalid.
   virtual bool arrived(int peer, const FrameHeader& header) = 0;
+  /// Whether a rank may be about to say where the next long payload goes (Proxy::expect).
+  virtual bool has_reader() const { return false; }
   /// Called when `peer` sends no more frames; `error` is an errno, or 0 for an orderly end. EPROTO:
   /// the wire has ended the link because of an invalid frame. EDQUOT: because the peer left
   /// kMaxUnsentBytes unread.
@@ -142,6 +144,9 @@ class Wire {
   /// Sends waiting frames and receives frames, first from `first` if it is a rank. True if anything
   /// moved.
   virtual bool poll(FrameSink& sink, int first) = 0;
+  /// Whether poll() has stopped for a reader (FrameSink::has_reader) before the end of what came:
+  /// the next poll() takes it up. Any thread.
+  virtual bool has_stopped() const { return false; }
   /// Whether wait() ends when frames may move, rather than after a time alone.
   virtual bool ends_waits() const { return true; }
   /// Sleeps until poll() may move something, until wake(), or for `ns`. Any thread.

@@ -54,6 +54,18 @@ class Proxy {
   void nap(int64_t ns, bool (*ready)(void*) = nullptr, void* context = nullptr) {
     host_links_->nap(ns, ready, context);
   }
+  /// A place for one long message of `peer`, where this rank only copies it to.
+  struct Expected {
+    std::byte* memory = nullptr;  // null: none
+    size_t nbytes = 0;
+    uint64_t sequence = 0;  // RecvEnd::sequence
+    uint32_t mark = 0;      // of the call
+  };
+  /// If that message begins to arrive from now on, it is received there, and is not in its slot.
+  void expect(int peer, const Expected& expected);
+  /// Nothing is written there any more. If only a part has arrived, the rest is discarded: the
+  /// communicator has to be broken.
+  void expect_no_more(int peer);
   /// Where messages of `peer` are that are not in their slots (RingMemory::elsewhere).
   const std::byte* const* elsewhere(ProtocolKind protocol, int peer) const {
     return protocol == ProtocolKind::kSimple && is_remote(peer) ? link(peer).elsewhere : nullptr;
@@ -105,6 +117,8 @@ class Proxy {
     // Memory of long messages of in[kSimple], by slot; null: none.
     std::unique_ptr<FrameMemory> long_messages[kMaxSlots];
     const std::byte* elsewhere[kMaxSlots] = {};
+    Expected expected;
+    bool in_expected = false;  // the frame being received goes to its memory
     MailboxMemory mail_out;
     MailboxMemory mail_in;
     uint64_t shipped = 0;              // lines
@@ -134,6 +148,7 @@ class Proxy {
   bool has_valid_heads(int peer, const FrameHeader& header) const;
   bool has_valid_mail(int peer, const FrameHeader& header) const;
   void take_heads(int peer, const FrameHeader& header);
+  static bool is_expected(const Expected& expected, const FrameHeader& header);
   static std::byte* place_long(Link& from, uint64_t index, uint64_t head);
   bool place_slot(int peer, const FrameHeader& header, std::vector<std::byte>& staged,
                   PayloadParts* parts);

@@ -99,13 +99,36 @@ bool Proxy::place_slot(int peer, const FrameHeader& header, std::vector<std::byt
     staged.resize(std::max<size_t>(staged.size(), header.nbytes));
     to = staged.data();
   } else {
-    std::byte* const elsewhere =
-        header.nbytes >= kLongPayloadBytes ? place_long(from, index, head) : nullptr;
+    std::byte* elsewhere = nullptr;
+    if (header.nbytes >= kLongPayloadBytes) {
+      from.in_expected = is_expected(from.expected, header);
+      elsewhere = from.in_expected ? from.expected.memory : place_long(from, index, head);
+    }
     from.elsewhere[index % static_cast<uint64_t>(ring.num_slots)] = elsewhere;
     if (elsewhere != nullptr) to = elsewhere;
   }
   *parts = {1, {to}, {header.nbytes}};
   return true;
+}
+
+void Proxy::expect(int peer, const Expected& expected) {
+  const std::lock_guard lock(host_links_->mutex());
+  link(peer).expected = expected;
+}
+
+void Proxy::expect_no_more(int peer) {
+  const std::lock_guard lock(host_links_->mutex());
+  Link& from = link(peer);
+  from.expected = {};
+  if (!from.in_expected) return;
+  host_links_->discard_rest(members_[static_cast<size_t>(peer)]);
+  from.in_expected = false;
+}
+
+bool Proxy::is_expected(const Expected& expected, const FrameHeader& header) {
+  return expected.memory != nullptr && header.nbytes == expected.nbytes &&
+         header.mark == expected.mark &&
+         header.sequence == static_cast<uint32_t>(expected.sequence);
 }
 
 /// Where a long message goes: to memory of a message that its reader has released. The last such
@@ -134,7 +157,7 @@ bool Proxy::swap_memory(int world_peer, const FrameHeader& header,
   Link& from = link(remote_member(world_peer));
   const RingMemory& ring = from.in[header.protocol];
   const uint64_t slot = from.received[header.protocol] % static_cast<uint64_t>(ring.num_slots);
-  if (from.elsewhere[slot] == nullptr) return false;
+  if (from.elsewhere[slot] == nullptr || from.in_expected) return false;
   from.elsewhere[slot] = memory->payload();
   from.long_messages[slot].swap(memory);
   return true;
@@ -144,6 +167,7 @@ void Proxy::unload_slot(int peer, const FrameHeader& header, const std::vector<s
   Link& from = link(peer);
   const RingMemory& ring = from.in[header.protocol];
   const uint64_t index = from.received[header.protocol]++;
+  from.in_expected = false;
   const uint64_t slot = index % static_cast<uint64_t>(ring.num_slots);
   if (static_cast<ProtocolKind>(header.protocol) == ProtocolKind::kLL) {
     auto* line = reinterpret_cast<CpuLine*>(ring.slot(index));
