@@ -159,6 +159,17 @@ inline std::string send_expected(FrameWorld& world, FrameSender& one, bool in_pa
   if (!array.is_intact(/*whole=*/true)) return "an array has changed that was given back";
   return stays(world, 1);
 }
+/// Sends a frame behind a long slot: it waits for the slot's reader, while a collective runs.
+inline std::string send_behind_slot(FrameWorld& world, FrameSender& one) {
+  const auto has_joined = [&] { return world.proxy()->missing() == std::vector<int>{2}; };
+  {
+    const HostLinks::RunningCall running(world.proxy()->host_links());
+    const Frame slot = one.slot(ProtocolKind::kSimple, 50'000);
+    world.deliver_once(1, slot.bytes() + one.frame(FrameKind::kJoin).bytes());
+    if (has_joined()) return "the frame behind a long slot has not waited";
+  }
+  return has_joined() ? stays(world, 1) : "the end of a collective leaves a frame behind a slot";
+}
 /// Announces the large message from rank 1 and returns how rank 0 wants its parts.
 inline FrameSender::Pull begin_parts(FrameSender& sender, size_t nbytes) {
   sender.send(sender.announce(nbytes, 2));
@@ -524,6 +535,8 @@ inline const std::vector<Attack>& attacks() {
       {"slots over MPI that are expected in an array",
        [](World& world, Sender& one, Sender&) { return send_expected(world, one, false); },
        /*over_mpi=*/true},
+      {"frame behind a long slot that a collective reads",
+       [](World& world, Sender& one, Sender&) { return send_behind_slot(world, one); }},
       {"frames that a rank does not read",
        [](World& world, Sender&, Sender&) { return send_unread(world); }},
       {"frames over MPI that a rank does not read",
