@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <csignal>
 #include <cstdint>
@@ -38,11 +39,14 @@ struct Settings {
   volatile double bytes_per_s;
 };
 
+using Buffer = std::array<char, kMaxPacket>;
+
 struct Packet {
   double arrives_s;
   uint64_t number;  // of two that arrive together, the first that was sent goes first
   size_t to;
-  std::vector<char>* bytes;
+  Buffer* buffer;
+  size_t nbytes;
   bool operator>(const Packet& other) const {
     return arrives_s != other.arrives_s ? arrives_s > other.arrives_s : number > other.number;
   }
@@ -103,19 +107,17 @@ class Carrier {
 
   void take(size_t from) {
     for (int i = 0; i < kBatch; ++i) {
-      std::vector<char>* bytes = free_bytes();
-      bytes->resize(kMaxPacket);
-      const ssize_t count = ::read(devices_[from].fd, bytes->data(), kMaxPacket);
-      const auto* ip = reinterpret_cast<const uint8_t*>(bytes->data()) + kVnetHeader;
+      Buffer* buffer = free_buffer();
+      const ssize_t count = ::read(devices_[from].fd, buffer->data(), kMaxPacket);
+      const auto* ip = reinterpret_cast<const uint8_t*>(buffer->data()) + kVnetHeader;
       // Carries IPv4 only; host i has an address that ends in i + 1.
       const bool known = count > static_cast<ssize_t>(kVnetHeader + 20) && ip[0] >> 4 == 4 &&
                          ip[19] >= 1 && ip[19] <= devices_.size();
       if (!known) {
-        free_.push_back(bytes);
+        free_.push_back(buffer);
         if (count < 0) return;
         continue;
       }
-      bytes->resize(static_cast<size_t>(count));
       const size_t to = ip[19] - 1u;
       double arrives_s = now_s();
       if (settings_.bytes_per_s > 0) {
@@ -124,7 +126,8 @@ class Carrier {
         const double busy_s = static_cast<double>(count - kVnetHeader) / settings_.bytes_per_s;
         arrives_s = received_s_[to] = std::max(arrives_s, received_s_[to] + busy_s);
       }
-      waiting_.push({arrives_s + settings_.delay_s, number_++, to, bytes});
+      waiting_.push(
+          {arrives_s + settings_.delay_s, number_++, to, buffer, static_cast<size_t>(count)});
     }
   }
 
@@ -134,23 +137,23 @@ class Carrier {
       waiting_.pop();
       // What a full queue does not take is lost, as on a network.
       [[maybe_unused]] const ssize_t written =
-          ::write(devices_[packet.to].fd, packet.bytes->data(), packet.bytes->size());
-      free_.push_back(packet.bytes);
+          ::write(devices_[packet.to].fd, packet.buffer->data(), packet.nbytes);
+      free_.push_back(packet.buffer);
     }
   }
 
-  std::vector<char>* free_bytes() {
-    if (free_.empty()) return new std::vector<char>;
-    std::vector<char>* bytes = free_.back();
+  Buffer* free_buffer() {
+    if (free_.empty()) return new Buffer;
+    Buffer* buffer = free_.back();
     free_.pop_back();
-    return bytes;
+    return buffer;
   }
 
   const Settings& settings_;
   std::vector<pollfd> devices_;
   std::vector<double> received_s_;  // until then a port receives what it has
   std::priority_queue<Packet, std::vector<Packet>, std::greater<>> waiting_;
-  std::vector<std::vector<char>*> free_;
+  std::vector<Buffer*> free_;
   uint64_t number_ = 0;
 };
 
