@@ -133,8 +133,8 @@ class PeerLoads {
   struct Peer {
     Median kept;  // ticks of this rank's writes
     Median returned;
-    Median changed;    // ticks of this rank's load of a line that the peer has just written
-    Median unchanged;  // and of one that it has not
+    Median changed;    // ticks of this rank's loads of lines that the peer has just written
+    Median unchanged;  // and of some that it has not
   };
 
   static Way default_way();
