@@ -231,7 +231,7 @@ def main(
     """Compare the speed of collectives with the peers on this machine.
 
     Without options: all_reduce of f32 and bf16 with 2, 4 and 8 ranks, of f32 also with arrays that
-    are written before each call, and four other collectives with 2 ranks; about 30 minutes on 2
+    are written before each call, and four other collectives with 2 ranks; 25 to 40 minutes on 2
     cores. A run that was stopped goes on when it is started again.
     Peers are installed into .bench/ when first needed. Examples:
 

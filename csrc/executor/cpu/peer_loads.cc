@@ -149,7 +149,8 @@ bool PeerLoads::is_new(int owner, const std::byte* src, size_t nbytes) const {
   const uint64_t changed = peer.changed.get();
   if (changed == 0) return false;  // not measured yet
   // A new line of a large array comes from L3, a little sooner than from the owner's cache. Where
-  // cores share one, the clock's steps are a quarter of what lies between new and old lines.
+  // cores share one, a new line takes two steps of some clocks longer than an old one, and some old
+  // ones take one step longer.
   return ticks_of_load(src + nbytes / 2) > (changed + peer.unchanged.get()) / 2;
 }
 
