@@ -3,7 +3,7 @@
 python benchmarks/gossip_hosts.py --json gossip.json
 
 Hosts are network namespaces of this machine, one replica on each; their links have a rate, and each
-packet takes a time. Needs root, iproute2 and /dev/net/tun. Replicas learn handwritten digits: one
+packet takes a time. Needs root, iproute2 and NFQUEUE. Replicas learn handwritten digits: one
 script, in which only the switch `replicas=` differs. Trainings of all ways take turns.
 """
 

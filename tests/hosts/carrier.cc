@@ -1,19 +1,25 @@
-// Carries packets between hosts (network namespaces), each some time after it was sent.
+// Holds each packet that comes to a host (a network namespace) through eth0 for some time.
 //
 //   carrier SETTINGS NAMESPACE...
 //
-// Makes a TUN device eth0 in each namespace; a line on standard output says that all are there.
-// SETTINGS is a descriptor of shared memory: the delay of one way in seconds, and how many bytes
-// per second a port receives (0: no limit), both doubles. Ends when it is killed.
+// SETTINGS is a descriptor of shared memory: the delay in seconds, a double. The kernel keeps the
+// packets (NFQUEUE) and tells their numbers, so none of their bytes is copied. A line on standard
+// output says that this works for all hosts. Ends when it is killed.
 
+#include <arpa/inet.h>
 #include <fcntl.h>
-#include <linux/if.h>
-#include <linux/if_tun.h>
+#include <linux/netfilter.h>
+#include <linux/netfilter/nfnetlink.h>
+#include <linux/netfilter/nfnetlink_queue.h>
+#include <linux/netfilter/xt_NFQUEUE.h>
+#include <linux/netfilter_ipv4/ip_tables.h>
+#include <linux/netlink.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <sched.h>
-#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -25,32 +31,15 @@
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
-#include <queue>
+#include <deque>
+#include <string>
+#include <thread>
 #include <vector>
 
 namespace {
 
-constexpr size_t kVnetHeader = 10;  // before each packet: how it is to be cut
-constexpr size_t kMaxPacket = kVnetHeader + (64 << 10);
-constexpr int kBatch = 64;
-
-struct Settings {
-  volatile double delay_s;
-  volatile double bytes_per_s;
-};
-
-using Buffer = std::array<char, kMaxPacket>;
-
-struct Packet {
-  double arrives_s;
-  uint64_t number;  // of two that arrive together, the first that was sent goes first
-  size_t to;
-  Buffer* buffer;
-  size_t nbytes;
-  bool operator>(const Packet& other) const {
-    return arrives_s != other.arrives_s ? arrives_s > other.arrives_s : number > other.number;
-  }
-};
+constexpr uint16_t kQueue = 0;
+constexpr uint32_t kMaxHeld = 1 << 16;
 
 [[noreturn]] void fail(const char* what) {
   std::fprintf(stderr, "carrier: %s: %s\n", what, std::strerror(errno));
@@ -63,98 +52,188 @@ double now_s() {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-int open_tun(const char* network_namespace) {
+/// Appends the bytes of `value`, and zeros to a multiple of `alignment`.
+template <class Value>
+void append(std::string& bytes, const Value& value, size_t alignment) {
+  bytes.append(reinterpret_cast<const char*>(&value), sizeof(value));
+  bytes.resize((bytes.size() + alignment - 1) / alignment * alignment);
+}
+
+template <class Value>
+std::string attribute(uint16_t type, const Value& value) {
+  std::string bytes;
+  append(bytes, nlattr{sizeof(nlattr) + sizeof(value), type}, NLA_ALIGNTO);
+  append(bytes, value, NLA_ALIGNTO);
+  return bytes;
+}
+
+/// Sends a message to the queue of this namespace.
+void tell(int socket, int type, const std::string& attributes) {
+  std::string bytes;
+  append(bytes,
+         nlmsghdr{
+             .nlmsg_len = static_cast<uint32_t>(NLMSG_SPACE(sizeof(nfgenmsg)) + attributes.size()),
+             .nlmsg_type = static_cast<uint16_t>(NFNL_SUBSYS_QUEUE << 8 | type),
+             .nlmsg_flags = NLM_F_REQUEST,
+             .nlmsg_seq = 0,
+             .nlmsg_pid = 0},
+         NLMSG_ALIGNTO);
+  append(bytes, nfgenmsg{AF_UNSPEC, NFNETLINK_V0, htons(kQueue)}, NLMSG_ALIGNTO);
+  bytes += attributes;
+  if (::send(socket, bytes.data(), bytes.size(), 0) < 0) fail("netlink");
+}
+
+/// A rule of iptables, for what comes through `from` ("": for all).
+template <class Data>
+std::string rule(const char* from, const char* target, const Data& data) {
+  constexpr size_t kAlign = alignof(xt_counters);
+  std::string end;
+  append(end, data, kAlign);
+  xt_entry_target head{};
+  head.u.target_size = static_cast<uint16_t>(sizeof(head) + end.size());
+  std::strcpy(head.u.user.name, target);
+  ipt_entry entry{};
+  entry.target_offset = sizeof(entry);
+  entry.next_offset = static_cast<uint16_t>(sizeof(entry) + head.u.target_size);
+  std::strcpy(entry.ip.iniface, from);
+  std::memset(entry.ip.iniface_mask, 0xff, *from == 0 ? 0 : std::strlen(from) + 1);
+  std::string bytes;
+  append(bytes, entry, kAlign);
+  append(bytes, head, kAlign);
+  return bytes + end;
+}
+
+/// In this namespace, what comes through eth0 goes to the queue (iptables, the table "raw").
+void hold_packets() {
+  const int socket = ::socket(AF_INET, SOCK_RAW | SOCK_CLOEXEC, IPPROTO_RAW);
+  ipt_getinfo before{};
+  std::strcpy(before.name, "raw");
+  socklen_t nbytes = sizeof(before);
+  if (socket < 0 || ::getsockopt(socket, IPPROTO_IP, IPT_SO_GET_INFO, &before, &nbytes) != 0)
+    fail("the table raw of iptables");
+  const std::string held = rule("eth0", "NFQUEUE", xt_NFQ_info{kQueue});
+  const std::string others = rule("", XT_STANDARD_TARGET, int{-NF_ACCEPT - 1});
+  const std::string end = rule("", XT_ERROR_TARGET, std::array<char, XT_FUNCTION_MAXNAMELEN>{});
+  std::vector<xt_counters> counters(before.num_entries);
+  ipt_replace table{};
+  std::strcpy(table.name, "raw");
+  table.valid_hooks = before.valid_hooks;  // before routing, and of this host's own packets
+  table.num_entries = 4;
+  table.size = static_cast<unsigned>(held.size() + 2 * others.size() + end.size());
+  table.hook_entry[NF_INET_PRE_ROUTING] = 0;
+  table.underflow[NF_INET_PRE_ROUTING] = static_cast<unsigned>(held.size());
+  table.hook_entry[NF_INET_LOCAL_OUT] = table.underflow[NF_INET_LOCAL_OUT] =
+      static_cast<unsigned>(held.size() + others.size());
+  table.num_counters = before.num_entries;
+  table.counters = counters.data();
+  std::string bytes(reinterpret_cast<const char*>(&table), sizeof(table));
+  bytes += held + others + others + end;
+  if (::setsockopt(socket, IPPROTO_IP, IPT_SO_SET_REPLACE, bytes.data(),
+                   static_cast<socklen_t>(bytes.size())) != 0)
+    fail("a rule for NFQUEUE");
+  ::close(socket);
+}
+
+/// Enters the namespace. Returns the socket that tells of its packets.
+int open_queue(const char* network_namespace) {
   const int space = ::open(network_namespace, O_RDONLY | O_CLOEXEC);
   if (space < 0 || ::setns(space, CLONE_NEWNET) != 0) fail(network_namespace);
   ::close(space);
-  const int device = ::open("/dev/net/tun", O_RDWR | O_NONBLOCK | O_CLOEXEC);
-  ifreq request{};
-  std::strcpy(request.ifr_name, "eth0");
-  request.ifr_flags = IFF_TUN | IFF_NO_PI | IFF_VNET_HDR;
-  if (device < 0 || ::ioctl(device, TUNSETIFF, &request) != 0) fail("TUNSETIFF");
-  // Packets of up to 64 KiB, as for a card that cuts them.
-  if (::ioctl(device, TUNSETOFFLOAD, TUN_F_CSUM | TUN_F_TSO4) != 0) fail("TUNSETOFFLOAD");
-  return device;
+  const int queue =
+      ::socket(AF_NETLINK, SOCK_RAW | SOCK_NONBLOCK | SOCK_CLOEXEC, NETLINK_NETFILTER);
+  const int buffer = 32 << 20;
+  if (queue < 0 || ::setsockopt(queue, SOL_SOCKET, SO_RCVBUFFORCE, &buffer, sizeof(buffer)) != 0)
+    fail("NETLINK_NETFILTER");
+  tell(queue, NFQNL_MSG_CONFIG,
+       attribute(NFQA_CFG_CMD, nfqnl_msg_config_cmd{NFQNL_CFG_CMD_BIND, 0, htons(AF_INET)}));
+  tell(queue, NFQNL_MSG_CONFIG,
+       attribute(NFQA_CFG_PARAMS, nfqnl_msg_config_params{0, NFQNL_COPY_META}) +
+           attribute(NFQA_CFG_QUEUE_MAXLEN, htonl(kMaxHeld)) +
+           // Packets of up to 64 KiB stay whole, as for a card that cuts them.
+           attribute(NFQA_CFG_FLAGS, htonl(NFQA_CFG_F_GSO)) +
+           attribute(NFQA_CFG_MASK, htonl(NFQA_CFG_F_GSO)));
+  hold_packets();
+  return queue;
 }
 
-/// A switch, whose ports receive one packet at a time.
+struct Packet {
+  double arrives_s;
+  uint32_t id;  // in network order
+};
+
+/// The packets of one host.
 class Carrier {
  public:
-  Carrier(const Settings& settings, std::vector<pollfd> devices)
-      : settings_(settings), devices_(std::move(devices)), received_s_(devices_.size()) {}
+  Carrier(const volatile double& delay_s, int queue) : delay_s_(delay_s), queue_(queue) {}
 
   [[noreturn]] void run() {
     while (true) {
-      deliver();
       wait();
-      for (size_t from = 0; from < devices_.size(); ++from) {
-        if ((devices_[from].revents & POLLIN) != 0) take(from);
-      }
+      take();
+      release();
     }
   }
 
  private:
   void wait() {
     timespec left{};
-    if (!waiting_.empty()) {
-      const double seconds = std::max(waiting_.top().arrives_s - now_s(), 0.0);
+    if (!held_.empty()) {
+      const double seconds = std::max(held_.front().arrives_s - now_s(), 0.0);
       left.tv_sec = static_cast<time_t>(seconds);
       left.tv_nsec = static_cast<long>(1e9 * (seconds - static_cast<double>(left.tv_sec)));
     }
-    if (::ppoll(devices_.data(), devices_.size(), waiting_.empty() ? nullptr : &left, nullptr) < 0)
+    pollfd queue{queue_, POLLIN, 0};
+    if (::ppoll(&queue, 1, held_.empty() ? nullptr : &left, nullptr) < 0 && errno != EINTR)
       fail("ppoll");
   }
 
-  void take(size_t from) {
-    for (int i = 0; i < kBatch; ++i) {
-      Buffer* buffer = free_buffer();
-      const ssize_t count = ::read(devices_[from].fd, buffer->data(), kMaxPacket);
-      const auto* ip = reinterpret_cast<const uint8_t*>(buffer->data()) + kVnetHeader;
-      // Carries IPv4 only; host i has an address that ends in i + 1.
-      const bool known = count > static_cast<ssize_t>(kVnetHeader + 20) && ip[0] >> 4 == 4 &&
-                         ip[19] >= 1 && ip[19] <= devices_.size();
-      if (!known) {
-        free_.push_back(buffer);
-        if (count < 0) return;
-        continue;
+  void take() {
+    for (size_t i = 0; i < kBatch; ++i) {
+      parts_[i] = {buffers_[i].data(), buffers_[i].size()};
+      messages_[i].msg_hdr = {};
+      messages_[i].msg_hdr.msg_iov = &parts_[i];
+      messages_[i].msg_hdr.msg_iovlen = 1;
+    }
+    const int count = ::recvmmsg(queue_, messages_.data(), kBatch, MSG_DONTWAIT, nullptr);
+    // ENOBUFS: packets were lost, as on a network.
+    if (count < 0 && errno != EAGAIN && errno != ENOBUFS) fail("recvmmsg");
+    for (int i = 0; i < count; ++i) {
+      auto* header = reinterpret_cast<nlmsghdr*>(buffers_[static_cast<size_t>(i)].data());
+      if (header->nlmsg_type == NLMSG_ERROR) {
+        errno = -static_cast<nlmsgerr*>(NLMSG_DATA(header))->error;
+        fail("NFQUEUE");
       }
-      const size_t to = ip[19] - 1u;
-      double arrives_s = now_s();
-      if (settings_.bytes_per_s > 0) {
-        // What comes from several hosts at once waits. The sender's port was busy with this one
-        // before, and receiving goes on at the same time: so a lone packet does not wait.
-        const double busy_s = static_cast<double>(count - kVnetHeader) / settings_.bytes_per_s;
-        arrives_s = received_s_[to] = std::max(arrives_s, received_s_[to] + busy_s);
-      }
-      waiting_.push(
-          {arrives_s + settings_.delay_s, number_++, to, buffer, static_cast<size_t>(count)});
+      // The first attribute of a packet is NFQA_PACKET_HDR.
+      const char* attribute =
+          static_cast<const char*>(NLMSG_DATA(header)) + sizeof(nfgenmsg) + sizeof(nlattr);
+      nfqnl_msg_packet_hdr packet;
+      std::memcpy(&packet, attribute, sizeof(packet));
+      held_.push_back({now_s() + delay_s_, packet.packet_id});
     }
   }
 
-  void deliver() {
-    while (!waiting_.empty() && waiting_.top().arrives_s <= now_s()) {
-      const Packet packet = waiting_.top();
-      waiting_.pop();
-      // What a full queue does not take is lost, as on a network.
-      [[maybe_unused]] const ssize_t written =
-          ::write(devices_[packet.to].fd, packet.buffer->data(), packet.nbytes);
-      free_.push_back(packet.buffer);
+  /// Lets go what has arrived: all packets up to one.
+  void release() {
+    const double now = now_s();
+    uint32_t last = 0;
+    bool any = false;
+    for (; !held_.empty() && held_.front().arrives_s <= now; held_.pop_front()) {
+      last = held_.front().id;
+      any = true;
     }
+    if (!any) return;
+    tell(queue_, NFQNL_MSG_VERDICT_BATCH,
+         attribute(NFQA_VERDICT_HDR, nfqnl_msg_verdict_hdr{htonl(NF_ACCEPT), last}));
   }
 
-  Buffer* free_buffer() {
-    if (free_.empty()) return new Buffer;
-    Buffer* buffer = free_.back();
-    free_.pop_back();
-    return buffer;
-  }
+  static constexpr size_t kBatch = 64;
 
-  const Settings& settings_;
-  std::vector<pollfd> devices_;
-  std::vector<double> received_s_;  // until then a port receives what it has
-  std::priority_queue<Packet, std::vector<Packet>, std::greater<>> waiting_;
-  std::vector<Buffer*> free_;
-  uint64_t number_ = 0;
+  const volatile double& delay_s_;
+  const int queue_;
+  std::deque<Packet> held_;
+  std::array<mmsghdr, kBatch> messages_;
+  std::array<iovec, kBatch> parts_;
+  alignas(nlmsghdr) std::array<std::array<char, 512>, kBatch> buffers_;
 };
 
 }  // namespace
@@ -165,15 +244,24 @@ int main(int argc, char** argv) {
     return 2;
   }
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  const void* shared =
+      ::mmap(nullptr, sizeof(double), PROT_READ, MAP_SHARED, std::atoi(argv[1]), 0);
+  if (shared == MAP_FAILED) fail("SETTINGS");
   // A carrier that waits for a core is a slower network; without the right to it, it is one.
   const sched_param priority{.sched_priority = 2};
   ::sched_setscheduler(0, SCHED_RR, &priority);
-  const void* shared =
-      ::mmap(nullptr, sizeof(Settings), PROT_READ, MAP_SHARED, std::atoi(argv[1]), 0);
-  if (shared == MAP_FAILED) fail("SETTINGS");
-  std::vector<pollfd> devices;
-  for (int i = 2; i < argc; ++i) devices.push_back({open_tun(argv[i]), POLLIN, 0});
+  std::vector<std::thread> threads;
+  for (int host = 0; host + 2 < argc; ++host) {
+    const int queue = open_queue(argv[host + 2]);
+    threads.emplace_back(
+        [=] { Carrier(*static_cast<const volatile double*>(shared), queue).run(); });
+    // As interrupts of two cards are spread over cores.
+    cpu_set_t cores;
+    CPU_ZERO(&cores);
+    CPU_SET(static_cast<unsigned>(host) % std::thread::hardware_concurrency(), &cores);
+    ::pthread_setaffinity_np(threads.back().native_handle(), sizeof(cores), &cores);
+  }
   std::puts("ready");
   std::fflush(stdout);
-  Carrier(*static_cast<const Settings*>(shared), std::move(devices)).run();
+  for (std::thread& thread : threads) thread.join();
 }

@@ -1,9 +1,8 @@
-"""Hosts whose packets take their time: a program carries them from TUN device to TUN device.
+"""Hosts whose packets take their time: the kernel holds them, and a program lets them go.
 
-netem, which does that in a kernel, is not in every kernel. Each packet is held for the delay, and
-for as long as its receiver's port is busy with those before it. The sender's port is the kernel's
-queue, as elsewhere: TCP looks at how full it is. A packet is up to 64 KiB, as the kernel hands it
-to a card that cuts it (TSO).
+netem, which does that alone, is not in every kernel; NFQUEUE is in most. What comes to a host waits
+there for the delay, behind the queues of both ends of its link. A packet is up to 64 KiB, as the
+kernel hands it to a card that cuts it (TSO).
 """
 
 from __future__ import annotations
@@ -22,12 +21,19 @@ from pathlib import Path
 import pytest
 from namespaces import NAMESPACES, Network, ip
 
-TUN = Path("/dev/net/tun")
-MTU = 9000
 
-
+@functools.cache
 def why_not_delayed() -> str:
-    return "" if os.access(TUN, os.R_OK | os.W_OK) else f"delay needs {TUN}"
+    """Why this machine cannot delay packets; empty when it can."""
+    try:
+        DelayedNetwork(1, name=f"pyc{os.getpid()}w").close()
+    except CannotDelay as reason:
+        return str(reason)
+    return ""
+
+
+class CannotDelay(Exception):
+    """A line of text."""
 
 
 @functools.cache
@@ -45,40 +51,36 @@ class DelayedNetwork(Network):
     """As Network, with `set_delay` of one way."""
 
     def _connect(self) -> None:
+        super()._connect()
         settings = os.memfd_create("settings")
-        os.ftruncate(settings, 16)
-        self._settings = mmap.mmap(settings, 16)  # shared with the carrier
+        os.ftruncate(settings, 8)
+        self._settings = mmap.mmap(settings, 8)  # shared with the carrier
         self.set_delay(0.0)
         spaces = [str(NAMESPACES / self.namespace(host)) for host in range(self.n)]
-        self._carrier = subprocess.Popen(
+        carrier = subprocess.Popen(
             [Path(build().name) / "carrier", str(settings), *spaces],
             pass_fds=(settings,),
             stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         os.close(settings)
-        assert self._carrier.stdout is not None
-        with self._carrier.stdout as told:
-            assert told.readline() == b"ready\n"
-        for host in range(self.n):
-            ip("-n", self.namespace(host), "link", "set", "eth0", "mtu", str(MTU),
-               "txqueuelen", "20000")  # fmt: skip
+        assert carrier.stdout is not None
+        if (line := carrier.stdout.readline().strip()) != "ready":
+            carrier.communicate()
+            raise CannotDelay(line)
+        self._carrier = carrier
 
     def set_delay(self, delay_s: float) -> None:
         self._settings[0:8] = struct.pack("d", delay_s)
 
-    def set_rate(self, rate: str | None, burst: str = "256kb") -> None:
-        super().set_rate(rate, burst)
-        bits_per_s = 0.0 if rate is None else float(rate.removesuffix("gbit")) * 1e9
-        self._settings[8:16] = struct.pack("d", bits_per_s / 8)
-
-    def _queues(self, host: int) -> list[tuple[str, str]]:
-        return [(self.namespace(host), "eth0")]
-
     def close(self) -> None:
         super().close()
         if carrier := getattr(self, "_carrier", None):
+            ended = carrier.poll() is not None
             carrier.kill()
-            carrier.wait()
+            text = carrier.communicate()[0].strip()
+            assert not ended, f"packets were lost: {text or carrier.returncode}"
 
 
 @contextlib.contextmanager

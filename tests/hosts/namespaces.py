@@ -121,7 +121,7 @@ class Network:
     @staticmethod
     def _remove_stale() -> None:
         for path in NAMESPACES.glob("pyc[0-9]*"):
-            found = re.match(r"pyc(\d+)d?n", path.name)
+            found = re.match(r"pyc(\d+)[a-z]?n", path.name)
             if found and not Path(f"/proc/{found[1]}").exists():
                 subprocess.run(["ip", "netns", "del", path.name], capture_output=True)
 
