@@ -238,13 +238,15 @@ std::string Planner::names_in_order(const PlanKey& wanted) {
 }
 
 PlannedCall& Planner::slots_plan(const PlanKey& wanted, std::string_view name,
-                                 ProtocolKind protocol) {
+                                 ProtocolKind protocol, bool claims_few_slots) {
   std::string key = key_of(wanted.collective, name, wanted.root) + "/" + protocol_name(protocol) +
-                    "/" + (wanted.uneven ? "uneven" : std::to_string(size_class(wanted.nbytes)));
+                    "/" + (wanted.uneven ? "uneven" : std::to_string(size_class(wanted.nbytes))) +
+                    (claims_few_slots ? "/few" : "");
   if (const auto found = plans_.find(key); found != plans_.end()) return found->second;
   PlannedCall planned;
   planned.plan = make(wanted, name, protocol);
   planned.protocol = protocol;
+  planned.claims_few_slots = claims_few_slots;
   return plans_.emplace(std::move(key), std::move(planned)).first->second;
 }
 

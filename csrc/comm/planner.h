@@ -77,7 +77,8 @@ class Planner {
   /// longer than the best one.
   std::vector<TunedPlan> plans_to_try(const PlanKey& wanted, Reach reach, const Ranking& ranking,
                                       int max_plans);
-  PlannedCall& slots_plan(const PlanKey& wanted, std::string_view name, ProtocolKind protocol);
+  PlannedCall& slots_plan(const PlanKey& wanted, std::string_view name, ProtocolKind protocol,
+                          bool claims_few_slots = false);
   PlannedCall* direct_plan(const PlanKey& wanted, std::string_view name, ProtocolKind protocol,
                            Writes writes);
   Plan make(const PlanKey& wanted, std::string_view name, ProtocolKind protocol);

@@ -34,7 +34,8 @@ std::string text_of(const TunedPlans& tuned) {
     const double us_per_mib = tuned.ns_per_byte(i) * (1 << 20) * 1e-3;
     char line[128];
     std::snprintf(line, sizeof(line), "    %-26s %-22s %12s\n", name_of(*plan.planned).c_str(),
-                  kHow[static_cast<size_t>(plan.reach)],
+                  plan.planned->claims_few_slots ? "through few slots"
+                                                 : kHow[static_cast<size_t>(plan.reach)],
                   us_per_mib > 0 ? (three_digits(us_per_mib) + " us/MiB").c_str() : "not yet");
     text += line;
   }

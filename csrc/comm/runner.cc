@@ -31,9 +31,12 @@ constexpr int64_t kCrowdedStreamingBytes = int64_t{16} << 20;
 // one core exceed this: they leave the reader's cache by themselves before they are written again.
 constexpr int64_t kMaxClaimedBytes = 1 << 20;
 
-// Messages of calls that move fewer bytes take turns in the slots. Larger calls use the whole ring
-// anyway, and most are slower with a larger one.
+// Messages of calls that move fewer bytes take turns in the slots, and those of all broadcasts.
+// Other large calls use the whole ring anyway, and most are slower with a larger one.
 constexpr int64_t kMaxTurnBytes = int64_t{1} << 20;
+
+// So many full slots stay in the caches of both ends, if the reader claims their lines.
+constexpr uint64_t kFewSlots = 4;
 
 // Where ranks share cores, and with them their caches: bytes of all ranks' messages that may be in
 // rings at once. With one slot, a writer waits for its reader after each message, so two may take
@@ -223,7 +226,7 @@ bool Runner::run_slots(const Call& call, int64_t nbytes, PlannedCall& planned) {
     ok = run<LowLatency>(call, planned.plan, payload);
   } else {
     payload.tile_count = simple_tile_count(call, planned.plan);
-    cpu_.begin(simple_links_, arithmetic, slot_use_of(call, nbytes, planned.plan, payload));
+    cpu_.begin(simple_links_, arithmetic, slot_use_of(call, nbytes, planned, payload));
     ok = run<Simple>(call, planned.plan, payload);
   }
   if (ok) copy_blocks(payload, planned.plan.placement.after, arithmetic.element_size);
@@ -242,9 +245,10 @@ int64_t Runner::simple_tile_count(const Call& call, const Plan& plan) const {
   return tile_count(plan, slot * kPacketKiB / 64, element_size);
 }
 
-SlotUse Runner::slot_use_of(const Call& call, int64_t nbytes, const Plan& plan,
+SlotUse Runner::slot_use_of(const Call& call, int64_t nbytes, const PlannedCall& planned,
                             const Payload& payload) const {
   const Segment& segment = transport_.segment();
+  const Plan& plan = planned.plan;
   SlotUse use{static_cast<uint64_t>(segment.layout().num_slots)};
   if (segment.proxy() != nullptr) return use;  // a proxy does not know how calls use the slots
   if (num_ranks_ > segment.num_cores()) {
@@ -269,13 +273,16 @@ SlotUse Runner::slot_use_of(const Call& call, int64_t nbytes, const Plan& plan,
     use.places = Places::kTraded;
     return use;
   }
+  if (planned.claims_few_slots) {
+    use.num_slots = std::max(kFewSlots, std::bit_ceil(static_cast<uint64_t>(plan.min_slots)));
+    use.most_claimed = SIZE_MAX;
+    return use;
+  }
   const int64_t moved = call.collective == Collective::kAllReduce ? 2 * nbytes : nbytes;
-  // A reader that writes past its caches would keep the whole ring in them otherwise.
-  const bool reader_keeps_ring =
-      call.collective == Collective::kBroadcast && nbytes >= kMovedStreamingBytes;
-  use.claim_lines = true;
+  use.most_claimed = kMaxClaimedMessage;
   // Ranks with counts of their own do not know those of the others.
-  if ((moved < kMaxTurnBytes || reader_keeps_ring) && call.send_counts == nullptr) {
+  if ((moved < kMaxTurnBytes || call.collective == Collective::kBroadcast) &&
+      call.send_counts == nullptr) {
     use.places = Places::kTurns;
   }
   return use;

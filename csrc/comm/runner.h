@@ -66,7 +66,7 @@ class Runner {
   /// all slots (decision 0108). Where ranks
   /// share a core, and its caches, they use so few slots that lines are still there (decision
   /// 0111).
-  SlotUse slot_use_of(const Call& call, int64_t nbytes, const Plan& plan,
+  SlotUse slot_use_of(const Call& call, int64_t nbytes, const PlannedCall& planned,
                       const Payload& payload) const;
   Payload payload_of(const Call& call, const Plan& plan);
   void set_block_counts(const Call& call, Payload& payload);

@@ -40,6 +40,10 @@ def blocks(comm: pycoll.Communicator, name: str, call: int) -> tuple[list, np.nd
             return [base if rank == 0 else np.zeros_like(base), 0], base
         case "reduce":
             return [base + rank, 0, "sum"], total if rank == 0 else None
+        case "scatter":
+            return [base.reshape(n, part), 0], base[mine]
+        case "gather":
+            return [base[mine].copy(), 0], base if rank == 0 else None
     raise AssertionError(name)
 
 
@@ -66,9 +70,10 @@ def tuned(comm: pycoll.Communicator, names: list[str]) -> tuple[list[str], list[
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_all_plans_give_the_same_bytes(size):
-    """Some 1.5 s: six collectives, 120 calls each."""
+    """Some 2 s: eight collectives, 120 calls each."""
     crowded = size > len(os.sched_getaffinity(0))
-    names = ["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce"]
+    names = ["all_reduce", "reduce_scatter", "all_gather", "all_to_all"]
+    names += ["broadcast", "reduce", "scatter", "gather"]
     if crowded:
         names = ["all_to_all"]  # the only one that tries others then
     results = run_ranks(tuned, size, names)
@@ -95,6 +100,22 @@ def test_explain_shows_what_calls_have_measured():
     assert " us/MiB" in after
     tried = [line for line in after.splitlines() if line.endswith(" us/MiB")]
     assert tried == [line for line in other.splitlines() if line.endswith(" us/MiB")]
+
+
+def broadcasts(comm: pycoll.Communicator) -> str:
+    comm.register_after = 0
+    for call in range(4 * CALLS):
+        x = np.full(64 << 10, call if comm.rank == 0 else -1, np.float32)
+        assert (comm.broadcast(x, 0) == call).all()
+    return comm.explain("broadcast", x.nbytes)
+
+
+@needs_cores
+def test_broadcasts_try_few_slots():
+    """A plan that has been measured has run, and each call is compared."""
+    (text, _) = run_ranks(broadcasts, 2)
+    few = [line for line in text.splitlines() if "through few slots" in line]
+    assert len(few) == 1 and few[0].endswith(" us/MiB"), text
 
 
 def tries(comm: pycoll.Communicator) -> list[bool]:

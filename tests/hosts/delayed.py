@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from namespaces import NAMESPACES, Network, ip
+from namespaces import NAMESPACES, Network
 
 
 @functools.cache

@@ -56,6 +56,13 @@ std::vector<TunedPlan> Planner::plans_to_try(const PlanKey& wanted, Reach reach,
     if (plans.empty()) first_s = last_s;
     if (last_s > kMaxTimes * first_s) break;
     plans.push_back({planned, reach});
+    // The bytes of a broadcast only go one way, so no rank has lines for its next message.
+    if (info(wanted.collective).has_root && !info(wanted.collective).has_op && plans.size() == 1 &&
+        max_plans > 1 && planned->protocol == ProtocolKind::kSimple) {
+      plans.push_back({&slots_plan(wanted, candidate.algorithm, candidate.protocol,
+                                   /*claims_few_slots=*/true),
+                       reach});
+    }
     if (static_cast<int>(plans.size()) == max_plans) break;
   }
   return plans;
@@ -89,7 +96,7 @@ TunedPlans Planner::tune(const PlanKey& wanted, const CallPlan& plan, const Rank
                    [](const auto& a, const auto& b) { return a.first < b.first; });
   std::vector<TunedPlan> plans;
   for (auto [place, tuned] : ranked) {
-    if (!tries_few && tuned.reach == Reach::kNone)
+    if (!tries_few && tuned.reach == Reach::kNone && !tuned.planned->claims_few_slots)
       tuned.calls_before = calls_of_round(wanted.nbytes);
     plans.push_back(tuned);
   }

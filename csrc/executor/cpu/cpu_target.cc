@@ -106,7 +106,7 @@ void CpuTarget::reduce_copy(const ProgramView& program, const OneStep& phase) {
   combine(srcs, num_srcs, dsts, num_dsts, operands,
           arithmetic_.streaming && stores_locally && !is_sent ? 1 : 0,
           nbytes >= kMinReadAheadBytes ? kReadAhead : 0, trades_places() ? nullptr : stores);
-  if (!slot_use_.claim_lines || nbytes < kMinClaimedMessage || nbytes > kMaxClaimedMessage ||
+  if (nbytes < kMinClaimedMessage || nbytes > slot_use_.most_claimed ||
       operands.step->has(kMulticastSrc)) {
     return;
   }

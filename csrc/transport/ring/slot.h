@@ -24,8 +24,8 @@ namespace pycoll {
 inline constexpr size_t kFlagBytes = 128;
 inline constexpr int kMaxSlots = 8;
 // Sizes of messages whose lines their only reader claims (SlotUse). Larger messages take turns in
-// their slots, or are written past the caches. Claims of smaller ones would delay the reader's own
-// next message.
+// their slots, or are written past the caches, or are claimed, too, if a call asks for it. Claims
+// of smaller ones would delay the reader's own next message.
 inline constexpr size_t kMinClaimedMessage = 512;
 inline constexpr size_t kMaxClaimedMessage = 8192;
 
@@ -107,7 +107,8 @@ enum class Places : uint8_t {
 struct SlotUse {
   uint64_t num_slots = kMaxSlots;  // the first so many; a power of two
   Places places = Places::kStart;
-  bool claim_lines = false;  // readers claim those of small ones (transport/ring/claim_lines.h)
+  // Readers claim the lines of messages of at most so many bytes (transport/ring/claim_lines.h).
+  size_t most_claimed = 0;
 };
 
 /// The addresses of a ring in shared memory.
