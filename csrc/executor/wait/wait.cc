@@ -42,6 +42,12 @@ Waiter::Waiter(Transport& transport)
   if (proxy_ != nullptr) max_spins_ = 1;
   num_spins_ = max_spins_;
   yield_ns_ = oversubscribed ? 200'000 : 1'000'000;
+  remote_yield_ns_ = yield_ns_;
+  for (int rank = 0; proxy_ != nullptr && rank < transport.num_ranks(); ++rank) {
+    // Another rank of this host may need the core. A rank that is alone there waits for a flight.
+    const bool shares_host = rank != rank_ && !proxy_->is_remote(rank);
+    if (shares_host) remote_yield_ns_ = std::min(yield_ns_, kRemoteYieldNs);
+  }
 }
 
 bool Waiter::wait_slowly(bool (*ready)(void*), void* context, const WaitSite& site) {
@@ -65,7 +71,7 @@ bool Waiter::wait_in_view(bool (*ready)(void*), void* context, const WaitSite& s
   int64_t next_interrupt = start + kInterruptPeriodNs;
   int64_t yield_ns = yield_ns_;
   if (proxy_ != nullptr && proxy_->is_remote(site.peer)) {
-    yield_ns = proxy_->ends_naps() ? std::min(yield_ns_, kRemoteYieldNs) : kOversleepingYieldNs;
+    yield_ns = proxy_->ends_naps() ? remote_yield_ns_ : kOversleepingYieldNs;
   }
   for (;;) {
     if (ready(context)) return true;

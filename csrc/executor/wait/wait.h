@@ -126,6 +126,7 @@ class Waiter {
   int max_spins_;
   int num_spins_;  // adapts to whether this rank has a core to itself
   int64_t yield_ns_;
+  int64_t remote_yield_ns_;  // for a rank of another host
   uint64_t sequence_ = 0;
   uint32_t digest_ = 0;
   double timeout_s_ = 0;
