@@ -201,6 +201,7 @@ class Carrier {
       auto* header = reinterpret_cast<nlmsghdr*>(buffers_[static_cast<size_t>(i)].data());
       if (header->nlmsg_type == NLMSG_ERROR) {
         errno = -static_cast<nlmsgerr*>(NLMSG_DATA(header))->error;
+        if (errno == ENOENT) continue;  // the kernel drops packets of a link that goes down
         fail("NFQUEUE");
       }
       // The first attribute of a packet is NFQA_PACKET_HDR.

@@ -56,7 +56,7 @@ std::vector<TunedPlan> Planner::plans_to_try(const PlanKey& wanted, Reach reach,
     if (plans.empty()) first_s = last_s;
     if (last_s > kMaxTimes * first_s) break;
     plans.push_back({planned, reach});
-    // The bytes of a broadcast only go one way, so no rank has lines for its next message.
+    // Where bytes only go one way, no rank has lines of its own for its next message.
     if (info(wanted.collective).has_root && !info(wanted.collective).has_op && plans.size() == 1 &&
         max_plans > 1 && planned->protocol == ProtocolKind::kSimple) {
       plans.push_back({&slots_plan(wanted, candidate.algorithm, candidate.protocol,

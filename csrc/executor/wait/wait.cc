@@ -44,7 +44,8 @@ Waiter::Waiter(Transport& transport)
   yield_ns_ = oversubscribed ? 200'000 : 1'000'000;
   remote_yield_ns_ = yield_ns_;
   for (int rank = 0; proxy_ != nullptr && rank < transport.num_ranks(); ++rank) {
-    // Another rank of this host may need the core. A rank that is alone there waits for a flight.
+    // Another rank of this host may need the core. A rank that is alone there may wait, for as long
+    // as a flight between hosts takes.
     const bool shares_host = rank != rank_ && !proxy_->is_remote(rank);
     if (shares_host) remote_yield_ns_ = std::min(yield_ns_, kRemoteYieldNs);
   }
