@@ -17,7 +17,7 @@ struct PlannedCall {
   Plan results;              // direct with Writes::kOwnOnly: runs once all ranks have run `plan`
   bool has_results = false;  // on some rank
   ProtocolKind protocol = ProtocolKind::kSimple;
-  bool claims_few_slots = false;  // slots: Runner::slot_use_of
+  bool claims_few_slots = false;  // through slots: as Runner::slot_use_of says
   std::vector<BufferRef> given;   // direct: what peers read and write here, for the ledger
   bool in_place_allowed = true;   // input and output may be the same memory
   bool has_sole_readers = false;  // direct: of what peers read here

@@ -63,9 +63,9 @@ class Runner {
   /// How a call through `simple` uses its slots. Where each rank has a core, lines should not be in
   /// the caches of both ranks when they are written again: two ranks trade places (decision 0122);
   /// else readers claim lines of the smallest messages (decision 0113), and others take turns in
-  /// all slots (decision 0108). Where ranks
-  /// share a core, and its caches, they use so few slots that lines are still there (decision
-  /// 0111).
+  /// all slots (decision 0108), or plans that ask for it have readers claim all lines of few slots
+  /// (decision 0130). Where ranks share a core, and its caches, they use so few slots that lines
+  /// are still there (decision 0111).
   SlotUse slot_use_of(const Call& call, int64_t nbytes, const PlannedCall& planned,
                       const Payload& payload) const;
   Payload payload_of(const Call& call, const Plan& plan);
