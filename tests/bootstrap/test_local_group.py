@@ -25,6 +25,8 @@ from .conftest import Outcome, num_open_fds, wait_until_listening
 pytestmark = pytest.mark.ranks
 
 NBYTES = 1 << 16
+# Beside a test with a hundred ranks, 64 forks alone take more than 10 s.
+PATIENCE_S = 60
 F_GET_SEALS = 1034
 F_SEAL_SHRINK_AND_GROW = 2 | 4
 OTHER_UID = 65534
@@ -45,7 +47,7 @@ def form(
 
 def share(group: bootstrap.LocalGroup, rank: int, num_ranks: int) -> bytes:
     """Writes this rank's byte and waits until it sees the bytes of all ranks."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     with mmap.mmap(group.memory_fd, NBYTES) as memory:
         memory[rank] = rank + 1
         while 0 in memory[:num_ranks]:
@@ -56,7 +58,7 @@ def share(group: bootstrap.LocalGroup, rank: int, num_ranks: int) -> bytes:
 
 def form_and_share(name: str, rank: int, num_ranks: int, delay_s: float = 0) -> dict[str, Any]:
     time.sleep(delay_s)
-    group = form(name, rank, num_ranks)
+    group = form(name, rank, num_ranks, timeout_s=PATIENCE_S)
     facts = {
         "bytes": share(group, rank, num_ranks),
         "pids": list(group.pids),
