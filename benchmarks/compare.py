@@ -21,7 +21,18 @@ from floor import FLOORS, FloorJob
 from jobs import Job, UnsupportedError
 from measure import FULL, QUICK, measure_row
 from peers import LIBRARIES, PeerError, install
-from report import TITLES, Group, Lines, grouped, markdown, time_name, us, verdict_line, verdicts
+from report import (
+    MOVERS,
+    TITLES,
+    Group,
+    Lines,
+    grouped,
+    markdown,
+    time_name,
+    us,
+    verdict_line,
+    verdicts,
+)
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -35,7 +46,8 @@ from pycoll.errors import UsageError
 ROOT = Path(__file__).resolve().parent.parent
 BENCH_DIR = ROOT / ".bench"
 MIN_NBYTES, MIB = 4, 1 << 20
-COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
+COLLECTIVES = ("all_reduce", *MOVERS)
+USUAL_MOVERS = ("reduce_scatter", "all_gather", "all_to_all", "broadcast")  # without options
 DTYPES = ("f32", "bf16")
 MOST_FAILURES = 2  # of one library with so many ranks, before it is left out altogether
 
@@ -202,8 +214,7 @@ def chosen_groups(
     if not (collectives or dtypes or rewritten):
         every = [Group("all_reduce", dtype, n) for n in worlds or (2, 4, 8) for dtype in DTYPES]
         every += [Group("all_reduce", "f32", n, rewritten=True) for n in worlds or (2, 4)]
-        movers = [name for name in COLLECTIVES if name != "all_reduce"]
-        every += [Group(name, "f32", 2) for name in movers if 2 in (worlds or (2,))]
+        every += [Group(name, "f32", 2) for name in USUAL_MOVERS if 2 in (worlds or (2,))]
         return sorted(every, key=lambda group: group.n)
     names = parse_names(collectives or "all_reduce", COLLECTIVES, "--collectives")
     types = parse_names(dtypes or "f32", DTYPES, "--dtypes")

@@ -36,6 +36,9 @@ LOOPS = {
     "all_gather": ("1to2", lambda n: n / 2),  # one read, n written
     "all_to_all": ("1to1", lambda n: n),  # n read, n written
     "broadcast": ("1to1", lambda n: n - 1),  # the root has it already; n - 1 written
+    "reduce": ("2to1", lambda n: n / 2),  # n read, one written
+    "gather": ("1to1", lambda n: 1),  # n blocks, which are one message, read and written
+    "scatter": ("1to1", lambda n: 1),
 }
 FLIGHT = "2to2 2"  # a request of floor.cc that takes hardly longer than one flight
 NEW_NBYTES = 64 << 10  # the smallest message of new arrays, and what all are multiples of

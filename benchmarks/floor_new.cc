@@ -24,6 +24,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -115,6 +116,22 @@ void copy_own(std::byte* to, const std::byte* from, size_t nbytes) {
   std::memcpy(to, from, nbytes);
 }
 
+/// A collective in which bytes go one way only. Its root is rank 0.
+struct Flow {
+  int reader;
+  size_t begin;  // so many bytes before it are the root's own block, which it copies
+  size_t end;
+  bool sums = false;
+};
+
+std::optional<Flow> flow_of(const std::string& collective, size_t nbytes) {
+  if (collective == "broadcast") return Flow{.reader = 1, .begin = 0, .end = nbytes};
+  if (collective == "reduce") return Flow{.reader = 0, .begin = 0, .end = nbytes, .sums = true};
+  if (collective == "gather") return Flow{.reader = 0, .begin = nbytes / 2, .end = nbytes};
+  if (collective == "scatter") return Flow{.reader = 1, .begin = nbytes / 2, .end = nbytes};
+  return std::nullopt;
+}
+
 /// One of the two processes.
 class Rank {
  public:
@@ -164,8 +181,10 @@ class Rank {
       take(shared_.of[1 - rank_].out, nullptr, half * (1 - rank_), half);
     } else if (collective == "reduce_scatter") {
       take(shared_.of[1 - rank_].in, in_, half * rank_, half);
-    } else if (collective == "broadcast") {
-      take(shared_.of[0].in, nullptr, 0, rank_ == 0 ? 0 : nbytes);
+    } else if (const auto flow = flow_of(collective, nbytes)) {
+      if (rank_ == 0) copy_own(out_, in_, flow->begin);
+      take(shared_.of[1 - rank_].in, flow->sums ? in_ : nullptr, flow->begin,
+           rank_ == flow->reader ? flow->end - flow->begin : 0);
     } else {
       copy_own(out_ + half * rank_, in_ + half * rank_, half);
       take(shared_.of[1 - rank_].in, nullptr, half * (1 - rank_), half);
@@ -178,13 +197,13 @@ class Rank {
       sum_by_ring(half, message);
     } else if (collective == "reduce_scatter") {
       exchange(half, in_ + half * rank_, message, ahead);
-    } else if (collective == "broadcast") {
-      for (size_t at = 0; at < nbytes; at += message) {
-        if (rank_ == 0) {
+    } else if (const auto flow = flow_of(collective, nbytes)) {
+      if (rank_ == 0) copy_own(out_, in_, flow->begin);
+      for (size_t at = flow->begin; at < flow->end; at += message) {
+        if (rank_ != flow->reader) {
           post(0, in_ + at, message);
         } else {
-          std::memcpy(out_ + at, next(0), message);
-          release(0);
+          read_message(flow->sums ? in_ + at : nullptr, at, message);
         }
       }
     } else {
@@ -242,11 +261,16 @@ class Rank {
       if (i < num) post(0, in_ + i * message, message);
       if (i < ahead) continue;
       const size_t at = (i - ahead) * message;
-      const std::byte* const came = next(0);
-      own == nullptr ? (void)std::memcpy(out_ + at, came, message)
-                     : add(out_ + at, own + at, came, message);
-      release(0);
+      read_message(own == nullptr ? nullptr : own + at, at, message);
     }
+  }
+
+  /// The next message to the output, added to `own` unless null.
+  void read_message(const std::byte* own, size_t at, size_t message) {
+    const std::byte* const came = next(0);
+    own == nullptr ? (void)std::memcpy(out_ + at, came, message)
+                   : add(out_ + at, own, came, message);
+    release(0);
   }
 
   /// Sums of this rank's half go to the peer through the second ring, message by message.
@@ -300,8 +324,8 @@ std::vector<Way> ways_of(const std::string& collective, size_t nbytes, bool may_
   for (size_t message = size_t{8} << 10; message <= std::min(kMaxMessage, nbytes / 2);
        message *= 2) {
     ways.push_back({.message = message});
+    if (flow_of(collective, nbytes)) continue;
     if (!sums_twice) ways.push_back({.message = message, .ahead = 4});
-    if (collective == "broadcast") continue;
     ways.push_back({.message = message, .num_traded = 4});
     if (!sums_twice) ways.push_back({.message = message, .ahead = 4, .num_traded = kNumSlots});
   }

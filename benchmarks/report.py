@@ -28,7 +28,7 @@ TITLES = {
 OURS = ("pycoll", "pycoll_registered", "pycoll_new")
 PEERS = tuple(name for name in TITLES if name not in OURS)
 MPIS = ("openmpi", "mpich", "impi")
-MOVERS = ("reduce_scatter", "all_gather", "all_to_all", "broadcast")
+MOVERS = ("reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "gather", "scatter")
 
 
 def time_name(us: float) -> str:

@@ -300,14 +300,21 @@ int Runner::num_tiles_together(const Call& call, const Plan& plan) const {
   return plan.min_slots * num_tiles <= segment.layout().num_slots ? num_tiles : 1;
 }
 
+bool Runner::copies_between_messages(const Plan& plan) const {
+  const std::vector<Step>& steps = plan.program.steps;
+  return num_ranks_ <= transport_.segment().num_cores() && !plan.placement.any_time.empty() &&
+         std::all_of(steps.begin(), steps.end(),
+                     [](const Step& step) { return step.dst_peers == 0; });
+}
+
 template <class Protocol>
 bool Runner::run(const Call& call, const Plan& plan, const Payload& payload) {
   const auto copy = [&](int64_t first, int64_t end) {
     copy_blocks(payload, plan.placement.any_time, dtype_size(call.dtype), first, end);
   };
-  // All ranks decide the same, from values that are identical on all ranks.
+  // All ranks decide the same number, from values that are identical on all ranks.
   if (const int num_tiles = num_tiles_together(call, plan);
-      num_tiles > 1 && payload.count > payload.tile_count) {
+      (num_tiles > 1 || copies_between_messages(plan)) && payload.count > payload.tile_count) {
     const std::vector<Step>& steps = plan.program.steps;
     StepEnds ends = step_ends(steps.data(), static_cast<int>(steps.size()));
     ends.num_first = num_steps_ahead(ends, links_.one_host, links_.one_per_host);
@@ -375,8 +382,8 @@ void Runner::copy_blocks(const Payload& payload, const std::vector<BlockCopy>& c
     const int64_t count = payload.count_of(copy.block);
     const int64_t here = std::min(end, count) - first;
     if (here <= 0) continue;
-    copy_bytes(to, from, static_cast<size_t>(here * element_size),
-               count * element_size >= kBlockStreamingBytes);
+    copy_from_peer(to, from, static_cast<size_t>(here * element_size),
+                   count * element_size >= kBlockStreamingBytes);
   }
 }
 

@@ -53,6 +53,9 @@ class Runner {
   /// hide latency; on a host some where a rank would otherwise send and receive in turn, since a
   /// core copies faster when it first writes several slots and then reads several (decision 0112).
   int num_tiles_together(const Call& call, const Plan& plan) const;
+  /// Whether this rank, which only receives, copies its own block tile by tile: if it copied all of
+  /// it first, peers whose slots are full would wait (decision 0131). Not if ranks share cores.
+  bool copies_between_messages(const Plan& plan) const;
   /// Bytes of a message, at most.
   int64_t most_bytes(ProtocolKind protocol) const {
     return links_.slot_payloads[static_cast<size_t>(protocol)];

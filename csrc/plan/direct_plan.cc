@@ -35,7 +35,7 @@ class DirectPlanner {
   /// Determines which messages are pulls and which are pushes. False when one is neither.
   bool classify() {
     for (const Program& program : programs_) {
-      num_moved_.push_back(0);
+      num_moved_.push_back(num_own_copies(program));
       pulled_.emplace_back(program.steps.size(), 0);
       pushed_.emplace_back(program.steps.size(), 0);
       is_stored_push_.emplace_back(program.steps.size(), false);
@@ -177,6 +177,21 @@ class DirectPlanner {
     return schedule_.block_at(rank, step.first_chunk);
   }
 
+  /// Chunks that a rank copies from its own input to its output, outside the program.
+  int num_own_copies(const Program& program) const {
+    if (row_.blocks == Blocks::kOne) return 0;  // a broadcast's input is its output
+    int count = 0;
+    for (int chunk = 0; chunk < schedule_.num_chunks; ++chunk) {
+      const BlockAt at = schedule_.block_at(program.rank, chunk);
+      const bool is_written =
+          std::any_of(program.steps.begin(), program.steps.end(), [&](const Step& step) {
+            return step.has(kWriteLocal) && step.chunks().overlaps({chunk, 1});
+          });
+      count += !is_written && row_.starts_with_value(at) && row_.output_block(at) != kNoBlock;
+    }
+    return count;
+  }
+
   /// True when no step before `index` wrote these chunks, so they hold the start value.
   static bool is_start_value(const Program& program, size_t index) {
     const ChunkRange chunks = program.steps[index].chunks();
@@ -304,7 +319,7 @@ class DirectPlanner {
   Order order_ = Order::kOther;
   // Destinations of pulled and of pushed messages, by rank and step.
   std::vector<std::vector<uint64_t>> pulled_;
-  std::vector<int> num_moved_;  // chunks, by rank
+  std::vector<int> num_moved_;  // chunks, by rank, with its own
   std::vector<std::vector<uint64_t>> pushed_;
   std::vector<std::vector<bool>> is_stored_push_;    // by rank and step of the receiver
   std::vector<std::vector<bool>> written_by_peers_;  // by rank and chunk

@@ -67,6 +67,9 @@ class Mpi:
         "reduce_scatter": "Reduce_scatter_block",
         "all_gather": "Allgather",
         "all_to_all": "Alltoall",
+        "reduce": "Reduce",
+        "gather": "Gather",
+        "scatter": "Scatter",
     }
 
     def __init__(self) -> None:
@@ -99,6 +102,9 @@ class Mpi:
         if case.collective == "broadcast":
             return Prepared(partial(self.comm.Bcast, x_buffer, 0), x, x)
         method = getattr(self.comm, method_of(self.METHODS, case))
+        if self.rank != 0:  # rank 0 is the root
+            x_buffer = None if case.collective == "scatter" else x_buffer
+            y_buffer = None if case.collective in ("reduce", "gather") else y_buffer
         return Prepared(partial(method, x_buffer, y_buffer), x, y)
 
 
@@ -110,6 +116,8 @@ class Gloo:
         "reduce_scatter": "reduce_scatter_tensor",
         "all_gather": "all_gather_into_tensor",
         "all_to_all": "all_to_all_single",
+        "gather": "gather",
+        "scatter": "scatter",
     }
 
     def __init__(self, **options: Any) -> None:
@@ -140,7 +148,11 @@ class Gloo:
             return Prepared(partial(method, x, 0), x_bits, x_bits)
         y, y_bits = self.tensor(case.num_out, case.dtype)
         method = getattr(self.dist, method_of(self.METHODS, case))
-        return Prepared(partial(method, y, x), x_bits, y_bits)
+        if case.collective not in ("gather", "scatter"):
+            return Prepared(partial(method, y, x), x_bits, y_bits)
+        whole, mine = (y, x) if case.collective == "gather" else (x, y)
+        blocks = list(whole.chunk(self.size)) if self.rank == 0 else None
+        return Prepared(partial(method, mine, blocks), x_bits, y_bits)
 
 
 class DeepSpeed(Gloo):

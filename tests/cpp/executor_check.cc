@@ -318,6 +318,25 @@ void check_sole_readers() {
          "the owner reads its input, too");
 }
 
+/// Blocks that a rank copies from a peer or to one in the only plan of a rooted collective.
+void check_roots_work() {
+  for (const AlgorithmInfo& algorithm : algorithms()) {
+    const bool gathers = algorithm.collective == Collective::kGather;
+    if ((!gathers && algorithm.collective != Collective::kScatter) ||
+        std::string(algorithm.name) != "star") {
+      continue;
+    }
+    const std::vector<DirectWork> work = direct_work(algorithm.generate(4, 1), Writes::kPeers);
+    for (size_t rank = 0; rank < work.size(); ++rank) {
+      expect(work[rank].remote == (rank == 1 ? 0 : 1),
+             "a root has its own block to copy, so each other rank copies one, too");
+    }
+    // Peers' private memory is only read, so the root of a gather reads all.
+    const std::vector<DirectWork> plain = direct_work(algorithm.generate(4, 1), Writes::kOwnOnly);
+    expect(!gathers || (plain.size() == 4 && plain[1].remote == 3), "a root reads what it gathers");
+  }
+}
+
 void check_claims() {
   PeerLoads::Claims claims;
   int num_looks = 0;
@@ -355,6 +374,7 @@ void check_claims() {
 int check(const std::vector<int>& worlds) {
   check_claim_lines();
   check_sole_readers();
+  check_roots_work();
   check_claims();
   check_peer_stores();
   check_peer_loads();
