@@ -134,6 +134,20 @@ def test_small_block_of_a_large_message_moves(comm):
 
 
 @processes
+def test_blocks_move_also_on_ranks_without_the_large_array(comm):
+    """Only the root of a gather or scatter has an array of the whole message, of 64 KiB here."""
+    block = np.full(8192, comm.rank, np.float32)
+    whole = np.arange(2 * 8192, dtype=np.float32) if comm.rank == 0 else None
+    for _ in range(USES + 1):
+        comm.scatter(whole, 0, block)
+        assert block[0] == comm.rank * 8192
+        comm.gather(block, 0, whole)
+    assert is_shared(block) and (whole is None or is_shared(whole))
+    assert {r["algorithm"].split("/")[1] for r in comm.flight_record()[-2:]} == {"direct"}
+    assert whole is None or (whole == np.arange(2 * 8192)).all()
+
+
+@processes
 def test_operations_that_are_queued_meanwhile_lose_nothing(comm):
     x = np.ones(COUNT)
     works = [comm.all_reduce(x, async_op=True) for _ in range(2 * USES)]
