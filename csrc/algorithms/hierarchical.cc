@@ -7,7 +7,8 @@
 // fewer than a flat ring's 2(mH-1). reduce_scatter and all_gather are the halves; there the blocks
 // that travel inside a host are not contiguous, so there are H rings, one after another.
 // broadcast: the root scatters inside its host, a binomial tree between hosts for each place,
-// all-gather inside: alpha (m-1 + lg H + m-1), beta N ((m-1)/m + lg H/m + (m-1)/m).
+// all-gather inside: alpha (m-1 + lg H + m-1), beta N ((m-1)/m + lg H/m + (m-1)/m). reduce is that
+// backwards, with reduce-scatter inside each host; hosts send N to each other H-1 times in all.
 // all_to_all: each rank sends all data for another host to the rank of its place there, which
 // distributes it inside that host. This takes (H-1) alpha_o instead of pairwise's (n-m) alpha_o,
 // the same bytes between hosts, and (m-1)/m of these once more inside, which suits blocks so small
@@ -99,6 +100,25 @@ class Builder {
     for_each_host([&](const Ranks& ranks) {
       ring_all_gather(ranks, [](int place) { return Chunks{{place}}; });
     });
+    return builder_.build();
+  }
+
+  Schedule reduce() {
+    for_each_host([&](const Ranks& ranks) {
+      ring_reduce_scatter(ranks, [](int place) { return Chunks{{place}}; });
+    });
+    const int root_host = root_ / places_;
+    const int last_round = places_ - 1 + num_binomial_rounds(hosts_);
+    for_each_binomial_edge(hosts_, root_host, [&](int round, int parent, int child) {
+      for (int place = 0; place < places_; ++place) {
+        builder_.reduce(last_round - 1 - round, {place}, child * places_ + place,
+                        parent * places_ + place);
+      }
+    });
+    for (int place = 0; place < places_; ++place) {
+      const int rank = root_host * places_ + place;
+      if (rank != root_) builder_.copy(last_round, {place}, rank, root_);
+    }
     return builder_.build();
   }
 
@@ -211,12 +231,14 @@ Schedule hierarchical(Collective collective, int num_ranks, int ranks_per_host, 
       return builder(num_ranks).all_gather();
     case Collective::kBroadcast:
       return builder(ranks_per_host).broadcast();
+    case Collective::kReduce:
+      return builder(ranks_per_host).reduce();
     case Collective::kAllToAll:
       return builder(num_ranks * num_ranks).all_to_all();
     default:
       throw UsageError(
           std::string("no hierarchical schedule for ") + std::string(info(collective).name) +
-          ": expected all_reduce, reduce_scatter, all_gather, all_to_all or broadcast");
+          ": expected all_reduce, reduce_scatter, all_gather, all_to_all, broadcast or reduce");
   }
 }
 

@@ -44,7 +44,7 @@ bool has_hierarchical(const Topology& topology, Collective collective) {
   return per_host > 1 && per_host < topology.num_ranks &&
          (collective == Collective::kAllReduce || collective == Collective::kReduceScatter ||
           collective == Collective::kAllGather || collective == Collective::kAllToAll ||
-          collective == Collective::kBroadcast);
+          collective == Collective::kBroadcast || collective == Collective::kReduce);
 }
 
 bool is_candidate(Collective collective, std::string_view algorithm) {

@@ -24,7 +24,7 @@ TLS = {"PYCOLL_TLS": "1", "PYCOLL_TOKEN": TOKEN}
 plain_and_tls = pytest.mark.parametrize(
     "links", [{}, pytest.param(TLS, marks=pytest.mark.slow)], ids=["plain", "TLS"]
 )
-HIERARCHICAL = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
+HIERARCHICAL = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce")
 
 
 def check(name: str, values: np.ndarray, rank: int, root: int, result: Any, case: object) -> None:
@@ -196,6 +196,7 @@ FORMULAS: dict[tuple[str, str], Callable[[Hosts], float]] = {
         h.num_hosts
     ][h.host],
     ("reduce", "star"): lambda h: h.per_host * (h.host != 0),
+    ("reduce", "hierarchical"): lambda h: h.host != 0,
     ("gather", "star"): lambda h: h.per_host / h.n * (h.host != 0),
     ("scatter", "star"): lambda h: h.num_elsewhere / h.n * (h.host == 0),
     ("all_to_all", "pairwise"): lambda h: h.per_host * h.num_elsewhere / h.n,

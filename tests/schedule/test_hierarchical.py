@@ -13,14 +13,14 @@ pytestmark = pytest.mark.pure
 SIZES = (1, 2, 3, 4, 6, 8, 9, 12, 15, 16)
 WORLDS = [(n, m) for n in SIZES for m in range(1, n + 1) if n % m == 0] + [(32, 8), (64, 8)]
 of_collectives = each_case(
-    "collective", ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
+    "collective", ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce")
 )
 
 
 @of_collectives
 @each_case("n, per_host", WORLDS)
 def test_hierarchical_schedule_is_proved_with_8_slots(collective, n, per_host):
-    for root in {0, n // 2, n - 1} if collective == "broadcast" else {0}:
+    for root in {0, n // 2, n - 1} if collective in ("broadcast", "reduce") else {0}:
         s = schedule.build_hierarchical(collective, n, per_host, root)
         assert s.min_slots(8) <= 8
         s.verify(8, multicast=False)
@@ -45,7 +45,7 @@ def test_hosts_send_the_fewest_bytes_to_each_other(collective, n, per_host):
         if move.src // per_host != move.dst // per_host:
             sent[move.src // per_host] += move.chunks[1] / s.chunks_per_message
     others = (num_hosts - 1) / num_hosts
-    if collective == "broadcast":
+    if collective in ("broadcast", "reduce"):
         assert sum(sent) == pytest.approx(num_hosts - 1)
     else:
         # In all_to_all every rank of a host has a message of its own.
