@@ -38,7 +38,16 @@ from pycoll.bench.record import Record, Row, by_library, machine  # noqa: E402
 from pycoll.bench.timing import MOST_CALLS, Effort  # noqa: E402
 from pycoll.cli.units import format_nbytes  # noqa: E402
 
-COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "all_to_all", "reduce_scatter", "reduce", "gather", "scatter")
+COLLECTIVES = (
+    "all_reduce",
+    "broadcast",
+    "all_gather",
+    "all_to_all",
+    "reduce_scatter",
+    "reduce",
+    "gather",
+    "scatter",
+)
 BLOCKS, LIMIT_S = 20, 4.0
 GLOO_PORTS = 100  # apart from those of pycoll
 

@@ -13,7 +13,8 @@ pytestmark = pytest.mark.pure
 SIZES = (1, 2, 3, 4, 6, 8, 9, 12, 15, 16)
 WORLDS = [(n, m) for n in SIZES for m in range(1, n + 1) if n % m == 0] + [(32, 8), (64, 8)]
 of_collectives = each_case(
-    "collective", ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce")
+    "collective",
+    ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce"),
 )
 
 
