@@ -1,10 +1,10 @@
 // Chain: each rank passes the data on to the next rank.
 //
 // Cost: (n-1)(alpha + beta N) for one tile, and alpha + beta T for each further tile of T bytes, as
-// the tiles follow one another down the chain. broadcast suits large messages to few ranks. scan
-// adds gamma N per rank; in exscan every rank sends two messages, as it first takes its neighbour's
-// value.
-// Reductions are left folds: ((r0 + r1) + r2) + ...
+// the tiles follow one another down the chain. broadcast and reduce suit large messages of few
+// ranks: no rank sends or receives more than N. reduce and scan add gamma N per rank; in exscan
+// every rank sends two messages, as it first takes its neighbour's value.
+// Scans are left folds, ((r0 + r1) + r2) + ..., and a reduce adds from the far end: r0 + (r1 + r2).
 // Source: folklore; analysed in J. Pjesivac-Grbovic et al., "Performance analysis of MPI collective
 // operations", Cluster Computing 10 (2007).
 #include "algorithms/table/registry.h"
@@ -16,6 +16,15 @@ Schedule chain_broadcast(int num_ranks, int root) {
   ScheduleBuilder builder(Collective::kBroadcast, "chain", n, /*num_chunks=*/1, root);
   for (int place = 0; place + 1 < n; ++place) {
     builder.copy(place, {0}, (root + place) % n, (root + place + 1) % n);
+  }
+  return builder.build();
+}
+
+Schedule chain_reduce(int num_ranks, int root) {
+  const int n = num_ranks;
+  ScheduleBuilder builder(Collective::kReduce, "chain", n, /*num_chunks=*/1, root);
+  for (int place = n - 1; place > 0; --place) {
+    builder.reduce(n - 1 - place, {0}, (root + place) % n, (root + place - 1) % n);
   }
   return builder.build();
 }

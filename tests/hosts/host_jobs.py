@@ -196,6 +196,7 @@ FORMULAS: dict[tuple[str, str], Callable[[Hosts], float]] = {
         h.num_hosts
     ][h.host],
     ("reduce", "star"): lambda h: h.per_host * (h.host != 0),
+    ("reduce", "chain"): lambda h: h.host != 0,
     ("reduce", "hierarchical"): lambda h: h.host != 0,
     ("gather", "star"): lambda h: h.per_host / h.n * (h.host != 0),
     ("scatter", "star"): lambda h: h.num_elsewhere / h.n * (h.host == 0),

@@ -61,6 +61,8 @@ constexpr AlgorithmInfo kAlgorithms[] = {
      "Thakur, Rabenseifner & Gropp 2005", binomial_reduce, sent::one_to_root},
     {Collective::kReduce, "star", "(n-1)(alpha + beta N + gamma N)", "Li et al. 2014", star_reduce,
      sent::one_to_root},
+    {Collective::kReduce, "chain", "(n-1)(alpha + beta N + gamma N), pipelined by tiles",
+     "Pjesivac-Grbovic et al. 2007", chain_reduce, sent::one_to_root},
     {Collective::kReduce, "two_shot", "2(n-1)(alpha + beta N/n) + (n-1) gamma N/n", "MSCCL++ 2023",
      two_shot_reduce, sent::two_shot_reduce},
     {Collective::kReduce, "reduce_scatter_gather",

@@ -47,6 +47,7 @@ Schedule scatter_all_gather_broadcast(int num_ranks, int root);
 Schedule chain_broadcast(int num_ranks, int root);
 Schedule binomial_reduce(int num_ranks, int root);
 Schedule star_reduce(int num_ranks, int root);
+Schedule chain_reduce(int num_ranks, int root);
 Schedule two_shot_reduce(int num_ranks, int root);
 Schedule reduce_scatter_gather_reduce(int num_ranks, int root);
 Schedule binomial_gather(int num_ranks, int root);
