@@ -314,7 +314,7 @@ bool Runner::run(const Call& call, const Plan& plan, const Payload& payload) {
   };
   // All ranks decide the same number, from values that are identical on all ranks.
   if (const int num_tiles = num_tiles_together(call, plan);
-      (num_tiles > 1 || copies_between_messages(plan)) && payload.count > payload.tile_count) {
+      payload.count > payload.tile_count && (num_tiles > 1 || copies_between_messages(plan))) {
     const std::vector<Step>& steps = plan.program.steps;
     StepEnds ends = step_ends(steps.data(), static_cast<int>(steps.size()));
     ends.num_first = num_steps_ahead(ends, links_.one_host, links_.one_per_host);

@@ -61,7 +61,8 @@ const char* reduce_copy_isa();
 
 /// dst <- src for any bytes, with the same kernels; streaming: non-temporal stores are allowed.
 void copy_bytes(void* dst, const void* src, size_t nbytes, bool streaming);
-/// Like copy_bytes(), for a src that another core has written.
+/// Like copy_bytes(), for a src that another core has written, or a rank's own block: string moves
+/// if it is long.
 void copy_from_peer(void* dst, const void* src, size_t nbytes, bool streaming);
 /// Like copy_bytes(), for a dst that another core reads next. `stores`: null is through the caches.
 void copy_to_peer(void* dst, const void* src, size_t nbytes, PeerStores* stores);
