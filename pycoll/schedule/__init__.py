@@ -186,10 +186,10 @@ def build_hierarchical(collective: str, n: int, ranks_per_host: int, root: int =
     """Builds a schedule for hosts of several ranks: rings inside the hosts and between them.
 
     Args:
-        collective: all_reduce, reduce_scatter, all_gather, all_to_all or broadcast.
+        collective: all_reduce, reduce_scatter, all_gather, all_to_all, broadcast or reduce.
         n: number of ranks.
         ranks_per_host: ranks of each host, in rank order; it divides n.
-        root: root of broadcast.
+        root: root of broadcast and reduce.
 
     Returns:
         The schedule.
