@@ -214,6 +214,20 @@ class Builder {
 
 }  // namespace
 
+bool has_hierarchical(Collective collective) {
+  switch (collective) {
+    case Collective::kAllReduce:
+    case Collective::kReduceScatter:
+    case Collective::kAllGather:
+    case Collective::kAllToAll:
+    case Collective::kBroadcast:
+    case Collective::kReduce:
+      return true;
+    default:
+      return false;
+  }
+}
+
 Schedule hierarchical(Collective collective, int num_ranks, int ranks_per_host, int root) {
   if (num_ranks < 1 || ranks_per_host < 1 || num_ranks % ranks_per_host != 0) {
     throw UsageError("hierarchical: hosts of " + std::to_string(ranks_per_host) +

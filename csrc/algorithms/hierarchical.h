@@ -5,9 +5,12 @@
 
 namespace pycoll {
 
-/// Host h has ranks [h * ranks_per_host, (h + 1) * ranks_per_host). Supports all_reduce,
-/// reduce_scatter, all_gather, all_to_all, broadcast and reduce.
-/// Raises UsageError for another collective, or when num_ranks is no multiple of ranks_per_host.
+/// Whether hierarchical() has a schedule for the collective.
+bool has_hierarchical(Collective collective);
+
+/// Host h has ranks [h * ranks_per_host, (h + 1) * ranks_per_host).
+/// Raises UsageError for a collective that has none, or when num_ranks is no multiple of
+/// ranks_per_host.
 Schedule hierarchical(Collective collective, int num_ranks, int ranks_per_host, int root = 0);
 
 }  // namespace pycoll

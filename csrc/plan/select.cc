@@ -41,10 +41,7 @@ bool is_built_in(Collective collective, std::string_view algorithm) {
 
 bool has_hierarchical(const Topology& topology, Collective collective) {
   const int per_host = topology.hosts.ranks_per_host();
-  return per_host > 1 && per_host < topology.num_ranks &&
-         (collective == Collective::kAllReduce || collective == Collective::kReduceScatter ||
-          collective == Collective::kAllGather || collective == Collective::kAllToAll ||
-          collective == Collective::kBroadcast || collective == Collective::kReduce);
+  return per_host > 1 && per_host < topology.num_ranks && has_hierarchical(collective);
 }
 
 bool is_candidate(Collective collective, std::string_view algorithm) {

@@ -27,8 +27,8 @@ void know_algorithm(PyObject* self, Communicator& comm, const Call& call) {
   py::handle(self).attr("_add_algorithm")(info(call.collective).name, name, call.root);
 }
 
-/// Bytes of the message. Only the root of a gather or scatter has arrays of all of it.
-int64_t message_bytes(const Invocation& in) {
+/// Bytes of the payload. Only the root of a gather or scatter has arrays of all of it.
+int64_t payload_bytes(const Invocation& in) {
   const CollectiveInfo& row = info(in.call.collective);
   if (!row.has_root) return in.nbytes;
   return in.call.count * static_cast<int64_t>(in.call.element_size) *
@@ -39,7 +39,7 @@ int64_t message_bytes(const Invocation& in) {
 /// one of them.
 void note_arrays(const Invocation& in) {
   RegistrationCache* const registration_cache = in.object.registration_cache.get();
-  if (registration_cache == nullptr || !registration_cache->wants(message_bytes(in))) [[likely]]
+  if (registration_cache == nullptr || !registration_cache->wants(payload_bytes(in))) [[likely]]
     return;
   const Operands& operands = in.operands;
   if (operands.x) registration_cache->note(*in.object.comm, *operands.x);
