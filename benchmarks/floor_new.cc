@@ -101,11 +101,11 @@ void add(std::byte* to, const std::byte* a, const std::byte* b, size_t nbytes) {
   for (size_t i = 0; i < nbytes / sizeof(float); ++i) sum[i] = x[i] + y[i];
 }
 
-/// A rank's own block, which no other rank reads: past the caches if it is large.
-void copy_own(std::byte* to, const std::byte* from, size_t nbytes) {
+/// A part of a rank's own block, which no other rank reads: past the caches if the block is large.
+void copy_own(std::byte* to, const std::byte* from, size_t nbytes, size_t block) {
 #ifdef __SSE2__
   constexpr size_t kStreamedBytes = size_t{8} << 20;
-  if (nbytes >= kStreamedBytes) {
+  if (block >= kStreamedBytes) {
     for (size_t at = 0; at < nbytes; at += sizeof(__m128i)) {
       _mm_stream_si128(reinterpret_cast<__m128i*>(to + at),
                        _mm_load_si128(reinterpret_cast<const __m128i*>(from + at)));
@@ -182,11 +182,11 @@ class Rank {
     } else if (collective == "reduce_scatter") {
       take(shared_.of[1 - rank_].in, in_, half * rank_, half);
     } else if (const auto flow = flow_of(collective, nbytes)) {
-      if (rank_ == 0) copy_own(out_, in_, flow->begin);
+      if (rank_ == 0) copy_own(out_, in_, flow->begin, flow->begin);
       take(shared_.of[1 - rank_].in, flow->sums ? in_ : nullptr, flow->begin,
            rank_ == flow->reader ? flow->end - flow->begin : 0);
     } else {
-      copy_own(out_ + half * rank_, in_ + half * rank_, half);
+      copy_own(out_ + half * rank_, in_ + half * rank_, half, half);
       take(shared_.of[1 - rank_].in, nullptr, half * (1 - rank_), half);
     }
   }
@@ -198,16 +198,20 @@ class Rank {
     } else if (collective == "reduce_scatter") {
       exchange(half, in_ + half * rank_, message, ahead);
     } else if (const auto flow = flow_of(collective, nbytes)) {
-      if (rank_ == 0) copy_own(out_, in_, flow->begin);
+      // A root that reads copies its own block between messages, so that its peer can go on.
+      const bool between = flow->reader == 0 && flow->begin != 0;
+      if (rank_ == 0 && !between) copy_own(out_, in_, flow->begin, flow->begin);
       for (size_t at = flow->begin; at < flow->end; at += message) {
         if (rank_ != flow->reader) {
           post(0, in_ + at, message);
         } else {
+          const size_t own = at - flow->begin;
+          if (between) copy_own(out_ + own, in_ + own, message, flow->begin);
           read_message(flow->sums ? in_ + at : nullptr, at, message);
         }
       }
     } else {
-      copy_own(out_ + half * rank_, in_ + half * rank_, half);
+      copy_own(out_ + half * rank_, in_ + half * rank_, half, half);
       exchange(half, nullptr, message, ahead);
     }
   }

@@ -318,7 +318,7 @@ void check_sole_readers() {
          "the owner reads its input, too");
 }
 
-/// Blocks that a rank copies from a peer or to one in the only plan of a rooted collective.
+/// How many blocks each of 4 ranks copies in a gather and in a scatter, beside its own; root 1.
 void check_roots_work() {
   for (const AlgorithmInfo& algorithm : algorithms()) {
     const bool gathers = algorithm.collective == Collective::kGather;
@@ -327,6 +327,7 @@ void check_roots_work() {
       continue;
     }
     const std::vector<DirectWork> work = direct_work(algorithm.generate(4, 1), Writes::kPeers);
+    expect(work.size() == 4, "there is a direct plan");
     for (size_t rank = 0; rank < work.size(); ++rank) {
       expect(work[rank].remote == (rank == 1 ? 0 : 1),
              "a root has its own block to copy, so each other rank copies one, too");
