@@ -25,6 +25,7 @@ FULL, QUICK = Effort(40, rounds=8, limit_s=8.0), Effort(20, rounds=4, limit_s=4.
 LOOK_PERIOD_S = 1.0  # between two looks at where the cores are, of 70 ms
 MOVED = 2.0  # a flight takes 50 to 60 ns between cores that share a cache, else 250
 MOST_TRIES = 3
+CALLS_OF_COLD_CACHES = 4  # at the begin of a turn, not timed; or a block, if it has more
 
 
 def measure_row(
@@ -61,8 +62,8 @@ def measure_row(
 
     def time_blocks(name: str, num_calls: int, num_blocks: int) -> list[float]:
         look()
-        # A turn begins with the caches as the last library left them: one block is not timed.
-        warmup = num_calls if num_blocks > 1 else 0
+        # A turn begins with the caches as the last library left them.
+        warmup = max(num_calls, CALLS_OF_COLD_CACHES) if num_blocks > 1 else 0
         return attempt(name, lambda job: job.time_blocks(warmup, num_calls, num_blocks))
 
     def look() -> None:

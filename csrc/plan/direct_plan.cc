@@ -177,7 +177,11 @@ class DirectPlanner {
     return schedule_.block_at(rank, step.first_chunk);
   }
 
-  /// Chunks that a rank copies from its own input to its output, outside the program.
+  /// Whether the start value of the step's chunks belongs into the rank's own output, too.
+  bool copies_to_output(int rank, const Step& step) const {
+    return row_.blocks != Blocks::kOne && row_.output_block(at(rank, step)) != kNoBlock;
+  }
+  /// Chunks that a rank copies from its own input to its output.
   int num_own_copies(const Program& program) const {
     if (row_.blocks == Blocks::kOne) return 0;  // a broadcast's input is its output
     int count = 0;
@@ -227,11 +231,13 @@ class DirectPlanner {
                              !receive.has(kReadLocal) && receive.has(kWriteLocal);
     const bool can_push = only_stores && is_only_store(receiver, j) &&
                           row_.output_block(at(dst, receive)) != kNoBlock;
-    // If both ends can move the chunks, the one with fewer chunks to move does.
+    // If both ends can move the chunks, the one with fewer chunks to move does, or a sender that
+    // copies them to its own output anyway: it reads them once for both (decision 0133).
     int& sender_moves = num_moved_[static_cast<size_t>(src)];
     int& receiver_moves = num_moved_[static_cast<size_t>(dst)];
     const bool own_only = writes_ == Writes::kOwnOnly;
-    if (can_pull && (!can_push || own_only || receiver_moves <= sender_moves)) {
+    const bool sender_should = copies_to_output(src, send) || sender_moves < receiver_moves;
+    if (can_pull && (!can_push || own_only || !sender_should)) {
       pulled_[static_cast<size_t>(src)][i] |= bit_of(sender, dst);
       receiver_moves += receive.num_chunks;
       return true;

@@ -172,6 +172,20 @@ void check_online_tuning() {
   num = tune(tuning, {1, 0.99, 5}, 3000);
   expect(tuning.best() == 0, "a plan that is hardly faster changes nothing");
 
+  // The first calls after a pause find cold caches. Here they are the first part of a trial.
+  OnlineTuning paused(2, {.num_spans = 3, .min_pause = 8});
+  double ended = 0;
+  int num_calls_of_other = 0;
+  for (int i = 0; i < 25; ++i) {
+    const OnlineTuning::Turn turn = paused.next();
+    if (turn.follows) paused.took(ended);
+    const bool is_cold = i >= 8 && i < 11;
+    if (turn.ends) ended = turn.plan == 0 ? (is_cold ? 3 : 1) : 1.5;
+    num_calls_of_other += turn.plan;
+  }
+  expect(num_calls_of_other == 5, "the other plan seems better, so the best one is timed again");
+  expect(paused.best() == 0 && paused.ns_per_byte(0) == 1, "a pause before a trial changes nothing");
+
   OnlineTuning without(2, {});
   tune(without, {0, 1}, 100);
   expect(without.best() == 1, "a plan that cannot run is left");

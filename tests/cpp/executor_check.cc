@@ -313,7 +313,6 @@ void check_sole_readers() {
   expect(has_sole_readers(Collective::kAllReduce, "two_shot", 3), "each part has one reader");
   expect(has_sole_readers(Collective::kReduceScatter, "all_pairs", 3), "each block has one reader");
   expect(has_sole_readers(Collective::kAllToAll, "pairwise", 3), "each block has one reader");
-  expect(!has_sole_readers(Collective::kAllGather, "ring", 2), "the owner copies its input, too");
   expect(!has_sole_readers(Collective::kAllReduce, "one_shot", 2),
          "the owner reads its input, too");
 }
@@ -335,6 +334,27 @@ void check_roots_work() {
     // Peers' private memory is only read, so the root of a gather reads all.
     const std::vector<DirectWork> plain = direct_work(algorithm.generate(4, 1), Writes::kOwnOnly);
     expect(!gathers || (plain.size() == 4 && plain[1].remote == 3), "a root reads what it gathers");
+  }
+}
+
+/// In an all_gather each rank reads its own block, and no other, and writes it everywhere.
+void check_all_gathers_push() {
+  for (const AlgorithmInfo& algorithm : algorithms()) {
+    if (algorithm.collective != Collective::kAllGather ||
+        std::string(algorithm.name) != "all_pairs")
+      continue;
+    const Schedule schedule = algorithm.generate(4, 0);
+    const auto direct = make_direct_plan(schedule, 1);
+    expect(direct && direct->plan.placement.any_time.empty(), "no copy outside the program");
+    if (!direct) continue;
+    int num_written = 0;
+    for (const Step& step : direct->plan.program.steps) {
+      expect(step.src_peers == 0 && step.has(kReadLocal), "a rank reads its own block");
+      num_written += std::popcount(step.dst_peers) + (step.has(kWriteLocal) ? 1 : 0);
+    }
+    expect(num_written == 4, "and writes it to all outputs");
+    const auto plain = make_direct_plan(schedule, 1, Writes::kOwnOnly);
+    expect(plain && !plain->has_results, "peers' private memory is only read");
   }
 }
 
@@ -376,6 +396,7 @@ int check(const std::vector<int>& worlds) {
   check_claim_lines();
   check_sole_readers();
   check_roots_work();
+  check_all_gathers_push();
   check_claims();
   check_peer_stores();
   check_peer_loads();

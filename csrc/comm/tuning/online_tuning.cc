@@ -22,23 +22,44 @@ void OnlineTuning::warms_up(int plan, int num_calls) {
   if (plan == best_) calls_left_ = std::max(calls_left_, num_calls);
 }
 
+int OnlineTuning::calls_before(Part part) const {
+  switch (part) {
+    case Part::kOther:
+      return std::max(pace_.calls_before, plans_[static_cast<size_t>(other_)].calls_before);
+    case Part::kBestAgain:
+      return pace_.calls_before;
+    default:
+      return 0;
+  }
+}
+
+int OnlineTuning::calls_of(Part part) const {
+  return part == Part::kOver ? 1 : calls_before(part) + pace_.num_spans * pace_.calls_of_span;
+}
+
+void OnlineTuning::begin_next_part() {
+  if (part_ == Part::kOver) {
+    end_trial();
+    return;
+  }
+  part_ = static_cast<Part>(static_cast<int>(part_) + 1);
+  num_calls_ = 0;
+}
+
 OnlineTuning::Turn OnlineTuning::next() {
   Turn turn;
   turn.follows = last_ends_;
-  ended_side_ = side_;
+  ended_part_ = part_;
   last_ends_ = false;
-  // The last time of a trial is handed over by the call that follows it.
-  if (num_calls_ == calls_of_trial() && !turn.follows) end_trial();
-  if (num_calls_ < 0 && calls_left_-- == 0) begin_trial();
-  turn.plan = best_;
-  if (num_calls_ < 0 || num_calls_ == calls_of_trial()) return turn;
-  const int of_best = pace_.num_spans * pace_.calls_of_span;
-  side_ = num_calls_ < of_best ? 0 : 1;
-  if (side_ == 1) turn.plan = other_;
-  turn.begins = num_calls_ == of_best;
-  const int counted = side_ == 0 ? num_calls_ : num_calls_ - of_best - calls_before();
-  ++num_calls_;
-  if (counted < 0) return turn;
+  if (part_ != Part::kNone && num_calls_ == calls_of(part_)) begin_next_part();
+  // By now the last time of the other plan has been handed over.
+  if (part_ == Part::kBestAgain && num_calls_ == 1 && !seems_better()) end_trial();
+  if (part_ == Part::kNone && calls_left_-- == 0) begin_trial();
+  turn.plan = part_ == Part::kOther ? other_ : best_;
+  if (part_ == Part::kNone) return turn;
+  turn.begins = part_ == Part::kOther && num_calls_ == 0;
+  const int counted = num_calls_++ - calls_before(part_);
+  if (counted < 0 || part_ == Part::kOver) return turn;
   turn.timed = true;
   turn.starts = counted % pace_.calls_of_span == 0;
   turn.ends = last_ends_ = (counted + 1) % pace_.calls_of_span == 0;
@@ -46,15 +67,20 @@ OnlineTuning::Turn OnlineTuning::next() {
 }
 
 void OnlineTuning::took(double ns_per_byte) {
-  Times& times = times_[static_cast<size_t>(ended_side_)];
+  Times& times = times_[static_cast<size_t>(ended_part_)];
   if (times.num < pace_.num_spans) times.of_span[static_cast<size_t>(times.num++)] = ns_per_byte;
 }
 
-double OnlineTuning::median(int side) {
-  Times& times = times_[static_cast<size_t>(side)];
+double OnlineTuning::median(Part part) {
+  Times& times = times_[static_cast<size_t>(part)];
   if (2 * times.num <= pace_.num_spans) return 0;
   std::sort(times.of_span.begin(), times.of_span.begin() + times.num);
   return times.of_span[static_cast<size_t>((times.num - 1) / 2)];
+}
+
+bool OnlineTuning::seems_better() {
+  const double of_other = median(Part::kOther);
+  return of_other > 0 && of_other < median(Part::kBest) * kMargin;
 }
 
 void OnlineTuning::begin_trial() {
@@ -67,20 +93,22 @@ void OnlineTuning::begin_trial() {
     --skips_left;
     calls_left_ = pause_;
   } else {
+    part_ = Part::kBest;
     num_calls_ = 0;
   }
 }
 
 void OnlineTuning::end_trial() {
-  num_calls_ = -1;
+  part_ = Part::kNone;
   Plan& best = plans_[static_cast<size_t>(best_)];
   Plan& other = plans_[static_cast<size_t>(other_)];
-  const double of_best = median(0);
-  const double of_other = median(1);
+  const double again = median(Part::kBestAgain);
+  const double of_best = again > 0 ? std::min(median(Part::kBest), again) : median(Part::kBest);
+  const double of_other = median(Part::kOther);
   const double before = best.ns_per_byte;
   const auto pause_for = [&](int num_calls) {
     pause_ = num_calls;
-    calls_left_ = std::max(pause_, kPausePerCall * calls_before());
+    calls_left_ = std::max(pause_, kPausePerCall * calls_before(Part::kOther));
   };
   pause_for(std::min(2 * pause_, kMaxPause));
   if (of_best == 0 && of_other == 0) return;  // other arrays, which are not tuned

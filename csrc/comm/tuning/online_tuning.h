@@ -11,16 +11,18 @@ namespace pycoll {
 /// Decides which of a few plans each call runs, from the times of earlier calls (decision 0116).
 /// All ranks make the same calls and hand over the same times, so all decide the same.
 ///
-/// In a trial, some spans of calls run the best plan so far, and as many run another one. The first
-/// calls of that one do not count: each plan leaves arrays and slots in other caches. Medians are
-/// compared, since the kernel interrupts some calls. Between trials, all calls run the best plan.
-/// The other plans take turns in trials, and one that has lost clearly skips some.
+/// In a trial, some spans of calls run the best plan so far, and as many run another one. If that
+/// one seems faster, the best plan runs once more: a pause of the program before its first spans
+/// may have emptied the caches (decision 0132). The first calls after a change of plan do not
+/// count: each plan leaves arrays and slots in other caches. Medians are compared, since the kernel
+/// interrupts some calls. Between trials, all calls run the best plan. The other plans take turns
+/// in trials, and one that has lost clearly skips some.
 class OnlineTuning {
  public:
   struct Pace {
-    int num_spans = 5;  // of each plan in a trial; at most kMaxSpans
+    int num_spans = 5;  // of each part of a trial; at most kMaxSpans
     int calls_of_span = 1;
-    int calls_before = 2;  // of the other plan, which do not count
+    int calls_before = 2;  // after a change of plan, which do not count
     // Calls before the first trial. The pause is twice as long after each trial that changes
     // nothing.
     int min_pause = 16;
@@ -72,27 +74,32 @@ class OnlineTuning {
     int num = 0;
   };
 
-  int calls_before() const {
-    return std::max(pace_.calls_before, plans_[static_cast<size_t>(other_)].calls_before);
-  }
-  int calls_of_trial() const { return 2 * pace_.num_spans * pace_.calls_of_span + calls_before(); }
+  // Parts of a trial. A plan's last time is handed over by the call after it.
+  enum class Part : uint8_t { kNone, kBest, kOther, kBestAgain, kOver };
+
+  /// Calls at the beginning of a part that do not count.
+  int calls_before(Part part) const;
+  int calls_of(Part part) const;
+  void begin_next_part();
   void begin_trial();
   void end_trial();
-  /// The median of a side's spans; 0: most of them have handed over no time.
-  double median(int side);
+  /// The median of a part's spans; 0: most of them have handed over no time.
+  double median(Part part);
+  /// Whether the other plan was the faster one in its part.
+  bool seems_better();
 
   int num_plans_ = 0;
   Pace pace_;
   std::array<Plan, kMaxPlans> plans_;
   int best_ = 0;
-  int other_ = 0;  // plan of this trial or the last one
-  std::array<Times, 2> times_;
+  int other_ = 0;               // plan of this trial or the last one
+  std::array<Times, 5> times_;  // of each part
   int pause_ = 0;
-  int calls_left_ = 0;      // until the next trial
-  int num_calls_ = -1;      // of the trial; -1: none is under way
-  bool last_ends_ = false;  // the last call ended a span
-  int side_ = 0;            // of the current span: 0 for the best plan, 1 for the other one
-  int ended_side_ = 0;      // of the span whose time can be handed over
+  int calls_left_ = 0;  // until the next trial
+  Part part_ = Part::kNone;
+  int num_calls_ = 0;              // of this part
+  bool last_ends_ = false;         // the last call ended a span
+  Part ended_part_ = Part::kNone;  // of the span whose time can be handed over
 };
 
 }  // namespace pycoll

@@ -9,13 +9,17 @@
 namespace pycoll {
 namespace {
 
-OnlineTuning::Pace pace_of(const PlanKey& wanted, bool tries_few) {
+// Calls that take so long run few calls of other plans (decision 0132).
+constexpr double kLongCallS = 3e-4;
+
+OnlineTuning::Pace pace_of(const PlanKey& wanted, double predicted_s, bool tries_few) {
   OnlineTuning::Pace pace;
-  if (tries_few) {
+  const bool has_root = info(wanted.collective).has_root;
+  if (tries_few || (!has_root && predicted_s > kLongCallS)) {
     pace.num_spans = 3;
     pace.calls_before = 1;
     pace.min_pause = 8;
-  } else if (info(wanted.collective).has_root) {
+  } else if (has_root) {
     pace.calls_of_span = 4;  // the root may leave a call before others enter it, so calls overlap
   }
   return pace;
@@ -70,9 +74,9 @@ std::vector<TunedPlan> Planner::plans_to_try(const PlanKey& wanted, Reach reach,
 
 TunedPlans Planner::tune(const PlanKey& wanted, const CallPlan& plan, const Ranking& plain,
                          const Ranking& mapped) {
-  // Calls that take long, and trials of ranks that share cores, try one plan of each reach, soon.
-  const bool tries_few =
-      plain.candidates.front().predicted_s > 1e-3 || selector_.topology().oversubscribed();
+  // Calls that take very long, and ranks that share cores, try one plan of each reach, soon.
+  const double predicted_s = plain.candidates.front().predicted_s;
+  const bool tries_few = predicted_s > 1e-3 || selector_.topology().oversubscribed();
   const int max_plans = tries_few ? 1 : 3;        // of each reach
   std::vector<std::pair<int, TunedPlan>> ranked;  // by place among those of its reach
   const PlannedCall* const chosen =
@@ -100,7 +104,7 @@ TunedPlans Planner::tune(const PlanKey& wanted, const CallPlan& plan, const Rank
       tuned.calls_before = calls_of_round(wanted.nbytes);
     plans.push_back(tuned);
   }
-  return TunedPlans(std::move(plans), pace_of(wanted, tries_few));
+  return TunedPlans(std::move(plans), pace_of(wanted, predicted_s, tries_few));
 }
 
 }  // namespace pycoll
