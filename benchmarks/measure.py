@@ -25,7 +25,7 @@ FULL, QUICK = Effort(40, rounds=8, limit_s=8.0), Effort(20, rounds=4, limit_s=4.
 LOOK_PERIOD_S = 1.0  # between two looks at where the cores are, of 70 ms
 MOVED = 2.0  # a flight takes 50 to 60 ns between cores that share a cache, else 250
 MOST_TRIES = 3
-CALLS_OF_COLD_CACHES = 4  # at the begin of a turn, not timed; or a block, if it has more
+CALLS_OF_COLD_CACHES = 4  # at the beginning of a turn, not timed; or a block, if it has more
 
 
 def measure_row(

@@ -2,9 +2,11 @@
 //
 // A proved program needs no slots when every message is a pull or a push. In a pull, the bytes are
 // the start value of the sender's chunks, so the receiver may read them in place. In a push, the
-// receiver only stores the bytes, so the sender may write them in place. Steps that only send
-// pulled messages or store pushed ones are left out. At the exchange all inputs are ready and all
-// outputs may be written, so no rank waits between the exchange and the end of the operation.
+// receiver only stores the bytes, so the sender may write them in place. A message that could be
+// either is moved by a sender that copies its chunks to its own output anyway, else by the rank
+// with less to move. Steps that only send pulled messages or store pushed ones are left out. At the
+// exchange all inputs are ready and all outputs may be written, so no rank waits between the
+// exchange and the end of the operation.
 //
 // With Writes::kOwnOnly no rank writes a peer's memory: what would be pushed is written to the
 // sender's own output, all ranks wait for all, and `results` reads it from there.
