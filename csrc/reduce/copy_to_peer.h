@@ -5,8 +5,8 @@
 
 namespace pycoll {
 
-/// Whether this CPU has fast string moves (FSRM) and the build may use them: sanitizers do not see
-/// them.
+/// Whether string moves are fast on this CPU (FSRM and AVX-512) and the build may use them:
+/// sanitizers do not see them.
 extern const bool kStringMoves;
 
 /// The size from which a string move is worth its start-up time.
