@@ -251,11 +251,18 @@ SlotUse Runner::slot_use_of(const Call& call, int64_t nbytes, const PlannedCall&
   const Plan& plan = planned.plan;
   SlotUse use{static_cast<uint64_t>(segment.layout().num_slots)};
   if (segment.proxy() != nullptr) return use;  // a proxy does not know how calls use the slots
-  if (num_ranks_ > segment.num_cores()) {
+  if (segment.ranks_share_cores()) {
     const int64_t block_bytes = nbytes / info(call.collective).blocks_per_payload(num_ranks_);
     const int64_t message_bytes =
         std::min(block_bytes * plan.program.max_range / plan.placement.num_pieces,
                  most_bytes(ProtocolKind::kSimple));
+    // A message may have one element more than the others.
+    const int64_t longest =
+        message_bytes + static_cast<int64_t>(dtype_size(call.dtype) + simple_links_.checksum_bytes);
+    if (info(call.collective).has_root && longest <= int64_t{kShortSlotBytes}) {
+      use.places = Places::kShort;  // ranks run ahead further, so those of a core take turns less
+      return use;
+    }
     // The least power of two that is safe, and more as long as all rings fit.
     auto num_slots = std::bit_ceil(static_cast<uint64_t>(plan.min_slots));
     const auto fit = [&] {
@@ -294,7 +301,7 @@ int Runner::num_tiles_together(const Call& call, const Plan& plan) const {
   int num_tiles = 1;
   if (segment.proxy() != nullptr) {
     num_tiles = kTilesTogether;
-  } else if (num_ranks_ <= segment.num_cores() && row.blocks != Blocks::kOne && !row.has_root) {
+  } else if (!segment.ranks_share_cores() && row.blocks != Blocks::kOne && !row.has_root) {
     num_tiles = kTilesOfExchange;
   }
   return plan.min_slots * num_tiles <= segment.layout().num_slots ? num_tiles : 1;
@@ -302,7 +309,7 @@ int Runner::num_tiles_together(const Call& call, const Plan& plan) const {
 
 bool Runner::copies_between_messages(const Plan& plan) const {
   const std::vector<Step>& steps = plan.program.steps;
-  return num_ranks_ <= transport_.segment().num_cores() && !plan.placement.any_time.empty() &&
+  return !transport_.segment().ranks_share_cores() && !plan.placement.any_time.empty() &&
          std::all_of(steps.begin(), steps.end(),
                      [](const Step& step) { return step.dst_peers == 0; });
 }

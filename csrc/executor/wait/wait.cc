@@ -36,7 +36,7 @@ Waiter::Waiter(Transport& transport)
       segment_(transport.segment()),
       proxy_(segment_.proxy()),
       rank_(transport.rank()) {
-  const bool oversubscribed = transport.num_ranks() > segment_.num_cores();
+  const bool oversubscribed = segment_.ranks_share_cores();
   max_spins_ = oversubscribed ? kCrowdedSpins : kMaxSpins;
   // Polling memory finds nothing that comes from another host; spin_with_hosts polls both.
   if (proxy_ != nullptr) max_spins_ = 1;
@@ -198,7 +198,7 @@ bool Waiter::spin_with_hosts(bool (*ready)(void*), void* context, int peer) {
   // waiting for a rank of this host it rarely helps.
   constexpr int kWorth = 12;
   const bool remote = proxy_->is_remote(peer);
-  const int num_spins = transport_.num_ranks() > segment_.num_cores() ? kMinSpins : kMaxSpins;
+  const int num_spins = segment_.ranks_share_cores() ? kMinSpins : kMaxSpins;
   for (int i = 0; i < num_spins; ++i) {
     if (remote || ++num_looks_ % kWorth == 0) {
       proxy_->poll(peer);

@@ -168,7 +168,6 @@ void Proxy::unload_slot(int peer, const FrameHeader& header, const std::vector<s
   const RingMemory& ring = from.in[header.protocol];
   const uint64_t index = from.received[header.protocol]++;
   from.in_expected = false;
-  const uint64_t slot = index % static_cast<uint64_t>(ring.num_slots);
   if (static_cast<ProtocolKind>(header.protocol) == ProtocolKind::kLL) {
     auto* line = reinterpret_cast<CpuLine*>(ring.slot(index));
     const uint64_t flag = CpuLine::flag_of(index + 1, header.mark);
@@ -178,7 +177,7 @@ void Proxy::unload_slot(int peer, const FrameHeader& header, const std::vector<s
       store_release(line->flag, flag);
     }
   } else {
-    set_mark(*ring.tail, slot, header.mark);
+    set_mark(*ring.tail, index % ring.num_marks, header.mark);
     store_release(ring.tail->value, index + 1);  // pairs with RecvEnd::has_full_slot
   }
   // A rank that has already left its call would not notice that this call differs.

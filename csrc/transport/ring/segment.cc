@@ -27,6 +27,8 @@ static_assert(sizeof(SegmentHeader) <= kPage);
 // rank. A tail and num_ranks heads for every ring keep the layout uniform.
 size_t flag_lines_per_ring(int num_ranks) { return 1 + static_cast<size_t>(num_ranks); }
 
+constexpr size_t kShortRingBytes = round_up(kNumShortSlots * kShortSlotBytes, kPage);
+
 }  // namespace
 
 void check_num_ranks(int num_ranks) {
@@ -77,6 +79,8 @@ SegmentLayout SegmentLayout::for_ranks(int num_ranks, bool several_hosts) {
   for (size_t bytes : layout.stride_bytes) {
     layout.total_bytes += n * n * static_cast<size_t>(layout.num_slots) * bytes;
   }
+  layout.short_slots = layout.total_bytes;
+  layout.total_bytes += n * n * kShortRingBytes;
   layout.settings = layout.total_bytes;
   layout.total_bytes += Segment::kSettingsBytes;
   layout.message_records = layout.total_bytes;
@@ -98,9 +102,10 @@ std::string SegmentLayout::name() {
   for (const auto& layout : {for_ranks(2), for_ranks(2, true), for_ranks(kMaxRanks)}) {
     for (const size_t bytes : layout.slot_bytes) add(bytes);
     for (const size_t bytes : layout.turn_bytes) add(bytes);
-    for (const size_t offset : {layout.controls, layout.records, layout.names, layout.exchanges,
-                                layout.flags, layout.slots, layout.settings, layout.message_records,
-                                layout.message_ends, layout.mailboxes, layout.total_bytes}) {
+    for (const size_t offset :
+         {layout.controls, layout.records, layout.names, layout.exchanges, layout.flags,
+          layout.slots, layout.short_slots, layout.settings, layout.message_records,
+          layout.message_ends, layout.mailboxes, layout.total_bytes}) {
       add(offset);
     }
   }
@@ -139,7 +144,10 @@ RingMemory Segment::ring(ProtocolKind protocol, int src, int dst) const {
   memory.slots = base_ + layout_.slots + pair * memory.num_slots * memory.stride_bytes;
   if (protocol == ProtocolKind::kLL) {
     memory.slots += n * n * static_cast<size_t>(layout_.num_slots) * layout_.stride_bytes[0];
+  } else {
+    memory.short_slots = base_ + layout_.short_slots + pair * kShortRingBytes;
   }
+  if (ranks_share_cores()) memory.num_marks = kNumShortSlots;
   auto* lines = reinterpret_cast<FlagLine*>(base_ + layout_.flags) +
                 (kind * n * n + pair) * flag_lines_per_ring(layout_.num_ranks);
   memory.tail = lines;

@@ -66,7 +66,7 @@ struct SegmentHeader {
   static constexpr uint64_t kMagic = 0x6c6c6f63'79702121;  // "!!pycoll"
   // Version of the segment and of the frames between hosts. Raise it with each change: ranks with
   // different versions refuse to form a world.
-  static constexpr uint64_t kVersion = 11;
+  static constexpr uint64_t kVersion = 12;
   static constexpr size_t kMaxName = 512;
 
   uint64_t magic = 0;
@@ -150,6 +150,7 @@ struct SegmentLayout {
   size_t exchanges = 0;
   size_t flags = 0;
   size_t slots = 0;
+  size_t short_slots = 0;
   size_t settings = 0;
   size_t message_records = 0;
   size_t message_ends = 0;  // per rank: PeerMemoryAddress, MessageMismatch
@@ -174,6 +175,7 @@ class Segment {
   uint64_t& failure_word() const { return header().failure; }
   RankControl& control(int rank) const;
   int num_cores() const;
+  bool ranks_share_cores() const { return num_ranks() > num_cores(); }
   std::string_view settings_text() const;
 
   /// The proxy for ranks of other hosts; null if there are none. Ringing the bell of such a rank

@@ -4,8 +4,8 @@
 // Invariants (docs/memory_model.md has the argument):
 //   - only the writer advances `tail`, only reader i advances `heads[i]`; both only grow;
 //   - message k is written to slot k % num_slots only when every head has passed k - num_slots (a
-//     credit); a call may use fewer slots of its rings (SlotUse), or places that both directions of
-//     a link share (traded_places.h);
+//     credit); a call may use fewer slots of its rings (SlotUse), short slots, of which there are
+//     more, or places that both directions of a link share (traded_places.h);
 //   - bytes written before `tail` is released are read only after `tail` is acquired, and bytes
 //     read before a head is released are overwritten only after that head is acquired.
 #pragma once
@@ -23,6 +23,10 @@ namespace pycoll {
 // Two cache lines: the adjacent-line prefetcher of x86 pairs them, so one flag must own both.
 inline constexpr size_t kFlagBytes = 128;
 inline constexpr int kMaxSlots = 8;
+// Short slots of a ring: as many as marks fit in the lines of a flag. They are not a power of two
+// apart, so they are in different sets of a cache.
+inline constexpr uint64_t kNumShortSlots = (kFlagBytes - sizeof(uint64_t)) / sizeof(uint32_t);
+inline constexpr size_t kShortSlotBytes = 512 + kFlagBytes;
 // Sizes of messages whose lines their only reader claims (SlotUse). Larger messages take turns in
 // their slots, or are written past the caches, or are claimed, too, if a call asks for it. Claims
 // of smaller ones would delay the reader's own next message.
@@ -84,11 +88,12 @@ inline bool claim(uint64_t& word, uint64_t value) {
                                                                  std::memory_order_acq_rel);
 }
 
-/// One flag on its own cache lines. `marks` lies on the first of them: a reader that polls `value`
-/// gets the mark of the slot (a digest of the writer's call) with the same cache-line transfer.
+/// One flag on its own cache lines. The first 14 marks are on the first of them: a reader that
+/// polls `value` gets the mark of a message (a digest of the writer's call) with the same
+/// cache-line transfer.
 struct alignas(kFlagBytes) FlagLine {
   uint64_t value = 0;
-  uint32_t marks[kMaxSlots] = {};
+  uint32_t marks[kNumShortSlots] = {};
 };
 static_assert(sizeof(FlagLine) == kFlagBytes);
 
@@ -100,12 +105,14 @@ inline void set_mark(FlagLine& line, uint64_t index, uint32_t mark) {
 enum class Places : uint8_t {
   kStart,   // at the start of their slots
   kTurns,   // small ones begin further on in each round of the ring
+  kShort,   // in the ring's short slots; only where ranks share cores (RingMemory::num_marks)
   kTraded,  // where this rank has read the peer's messages (transport/ring/traded_places.h)
 };
 
 /// How a call uses the slots of its rings: equal on all ranks.
 struct SlotUse {
-  uint64_t num_slots = kMaxSlots;  // the first so many; a power of two
+  // The first so many, a power of two; not of the short slots, of which all are used.
+  uint64_t num_slots = kMaxSlots;
   Places places = Places::kStart;
   // Readers claim the lines of messages of at most so many bytes (transport/ring/claim_lines.h).
   size_t most_claimed = 0;
@@ -118,8 +125,10 @@ struct RingMemory {
   size_t stride_bytes = 0;  // from slot to slot
   size_t turn_bytes = 0;    // of a slot, in which small messages take turns; a power of two, or 0
   int num_slots = 0;
-  FlagLine* tail = nullptr;   // one
-  FlagLine* heads = nullptr;  // one per reader
+  std::byte* short_slots = nullptr;  // kNumShortSlots of kShortSlotBytes; null for `ll`
+  uint64_t num_marks = kMaxSlots;    // at least as many as unread messages
+  FlagLine* tail = nullptr;          // one
+  FlagLine* heads = nullptr;         // one per reader
   int num_heads = 1;
   // By slot: where its message is, if not there. Null: all are in their slots.
   const std::byte* const* elsewhere = nullptr;
@@ -129,6 +138,9 @@ struct RingMemory {
     return slots + count % num_used * stride_bytes;
   }
   std::byte* slot(uint64_t count) const { return slot(count, static_cast<uint64_t>(num_slots)); }
+  std::byte* short_slot(uint64_t count) const {
+    return short_slots + count % kNumShortSlots * kShortSlotBytes;
+  }
   /// Where in its slot a message of `nbytes` begins: further on in each round of the ring, since a
   /// line is written faster when it has left its reader's cache (decision 0108). Few lines take as
   /// long in either place.
@@ -157,8 +169,8 @@ class SendEnd {
   /// Checks for so many credits in a call that uses the slots so. Pairs with RecvEnd::release, so
   /// that the readers' loads are over.
   bool has_free_slots(const SlotUse& use, uint64_t count) {
-    if (use.num_slots != num_used_) change_use(use);
     places_ = use.places;
+    if (use.num_slots != num_used_ && places_ != Places::kShort) change_use(use);
     if (is_free(released_, count)) return true;
     uint64_t slowest = posted_;
     for (int i = 0; i < memory_.num_heads; ++i) {
@@ -173,7 +185,10 @@ class SendEnd {
   bool has_free_slot_of(int reader) const {
     return is_free(load_acquire(memory_.heads[reader].value));
   }
-  std::byte* slot() const { return memory_.slot(posted_, num_used_); }
+  std::byte* slot() const {
+    return places_ == Places::kShort ? memory_.short_slot(posted_)
+                                     : memory_.slot(posted_, num_used_);
+  }
   /// Where a message of `nbytes` begins; after has_free_slot().
   std::byte* place(size_t nbytes) {
     if (places_ != Places::kTurns) return slot();
@@ -189,7 +204,7 @@ class SendEnd {
   uint64_t sequence() const { return posted_ + 1; }
   /// Makes the slot's bytes and its mark visible: pairs with RecvEnd::has_full_slot.
   void post(uint32_t mark) {
-    set_mark(*memory_.tail, index(), mark);
+    set_mark(*memory_.tail, posted_ % memory_.num_marks, mark);
     store_release(memory_.tail->value, ++posted_);
   }
   /// As post(), for bytes that carry their own flags (ll): there is nothing to make visible.
@@ -207,17 +222,17 @@ class SendEnd {
  private:
   static constexpr int64_t kMaxWarmBytes = 16384;
 
-  /// Where a call uses more slots than the one before it, messages of the latter may be in any of
-  /// them: all have to be released first. Where it uses fewer, an unreleased message k is in a slot
-  /// of another number modulo `num_used_` than the next one.
+  /// Where a call uses more slots than the last one that used them, messages of the latter may be
+  /// in any of them: all have to be released first. Where it uses fewer, an unreleased message k is
+  /// in a slot of another number modulo `num_used_` than the next one.
   void change_use(const SlotUse& use) {
     if (use.num_slots > num_used_) drained_ = posted_;
     num_used_ = use.num_slots;
   }
   bool is_free(uint64_t released, uint64_t count = 1) const {
-    return posted_ - released + count <= num_used_ && released >= drained_;
+    const uint64_t most = places_ == Places::kShort ? kNumShortSlots : num_used_;
+    return posted_ - released + count <= most && released >= drained_;
   }
-  size_t index() const { return posted_ % static_cast<uint64_t>(memory_.num_slots); }
 
   RingMemory memory_;
   uint64_t posted_ = 0;
@@ -246,6 +261,7 @@ class RecvEnd {
   const std::byte* place(size_t nbytes, const SlotUse& use) {
     if (memory_.elsewhere != nullptr && memory_.elsewhere[index()] != nullptr) [[unlikely]]
       return memory_.elsewhere[index()];
+    if (use.places == Places::kShort) return memory_.short_slot(released_);
     if (use.places != Places::kTurns) return memory_.slot(released_, use.num_slots);
     if (!has_turns_ && memory_.takes_turns(nbytes)) [[unlikely]] {
       memory_.map_turns();
@@ -255,7 +271,8 @@ class RecvEnd {
   }
   uint64_t sequence() const { return released_ + 1; }
   uint32_t mark() const {
-    return std::atomic_ref<uint32_t>(memory_.tail->marks[index()]).load(std::memory_order_relaxed);
+    return std::atomic_ref<uint32_t>(memory_.tail->marks[released_ % memory_.num_marks])
+        .load(std::memory_order_relaxed);
   }
   /// Returns the slot to the writer: pairs with SendEnd::has_free_slot.
   void release() { store_release(memory_.heads[reader_].value, ++released_); }
