@@ -62,8 +62,8 @@ bool has_string_moves() {
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   constexpr unsigned kFsrm = 1u << 4;
-  // Zen 3 has fast string moves, which are up to 20 times slower than vectors (decision 0134). It
-  // is the only server CPU that has them and no AVX-512.
+  // Zen 3 has the flag, and string moves that are up to 20 times slower than vectors (decision
+  // 0134). It has no AVX-512, unlike the CPUs on which they were faster.
   constexpr unsigned kAvx512f = 1u << 16;
   return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (edx & kFsrm) != 0 &&
          (ebx & kAvx512f) != 0;
