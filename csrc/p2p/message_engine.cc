@@ -60,7 +60,7 @@ MessageEngine::MessageEngine(Transport& transport, PeerMemory& peer_memory, bool
       peer_memory_(peer_memory),
       device_messages_(transport, peer_memory),
       recorder_(segment_, rank_),
-      parts_are_fast_(transport.name() != "local" && num_ranks_ <= segment_.num_cores()),
+      parts_are_fast_(transport.name() != "local" && !segment_.ranks_share_cores()),
       checks_data_(checks_data),
       outboxes_(static_cast<size_t>(num_ranks_)),
       num_announced_(static_cast<size_t>(num_ranks_)) {
