@@ -70,7 +70,7 @@ template <bool streaming>
   if (turn.past_caches) {
     copy<true>(dst, src, nbytes);
     if (turn.timed) streaming_fence();
-  } else if (kStringMoves && nbytes >= kMinStringMoveBytes) {
+  } else if (nbytes >= kMinStringMoveBytes && pays_to_move_strings(dst, src)) {
     string_move(dst, src, nbytes);
   } else {
     copy<false>(dst, src, nbytes);

@@ -94,7 +94,7 @@ void copy_bytes(void* dst, const void* src, size_t nbytes, bool streaming) {
 }
 
 void copy_from_peer(void* dst, const void* src, size_t nbytes, bool streaming) {
-  if (!streaming && kStringMoves && nbytes >= kMinStringReadBytes) {
+  if (!streaming && nbytes >= kMinStringReadBytes && pays_to_move_strings(dst, src)) {
     string_move(dst, src, nbytes);
   } else {
     copy_bytes(dst, src, nbytes, streaming);
@@ -103,7 +103,7 @@ void copy_from_peer(void* dst, const void* src, size_t nbytes, bool streaming) {
 
 void copy_to_peer(void* dst, const void* src, size_t nbytes, PeerStores* stores) {
   const PeerStores::Turn turn = stores == nullptr ? PeerStores::Turn{} : stores->next(dst, nbytes);
-  if (!turn.past_caches && kStringMoves && nbytes >= kMinStringMoveBytes) {
+  if (!turn.past_caches && nbytes >= kMinStringMoveBytes && pays_to_move_strings(dst, src)) {
     string_move(dst, src, nbytes);
   } else {
     copy_bytes(dst, src, nbytes, turn.past_caches);

@@ -100,6 +100,23 @@ def test_all_reduce_takes_misaligned_arrays(comm):
                 assert (memory[0], memory[-1]) == (0, 0)  # nothing beside it was touched
 
 
+@on_ranks(2)
+def test_long_messages_come_to_any_place_of_a_page(comm):
+    size, page = 300_001, 4096
+    memory = np.empty(size + 2 * page, np.uint8)
+    start = -memory.ctypes.data % page
+    sent = np.random.default_rng(1).integers(0, 256, size, np.uint8)
+    # Slots begin 1,408 bytes into a page; copies to a place a little further on take another way.
+    for place in (1, 2, 16, 63, 64, 1407, 1408, 1409, 1471, 1472, 4095):
+        memory[:] = 0
+        x = memory[start + place : start + place + size]
+        if comm.rank == 0:
+            x[:] = sent
+        comm.broadcast(x)
+        np.testing.assert_array_equal(x, sent)
+        assert memory[start + place - 1] == memory[start + place + size] == 0
+
+
 @pytest.mark.torch
 @on_ranks(2, needs="torch")
 def test_all_reduce_takes_torch_tensors(comm):

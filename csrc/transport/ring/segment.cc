@@ -72,15 +72,17 @@ SegmentLayout SegmentLayout::for_ranks(int num_ranks, bool several_hosts) {
   layout.names = layout.records + n * RecordRing::kBytes;
   layout.exchanges = layout.names + n * NameTable::kBytes;
   layout.flags = layout.exchanges + round_up(n * sizeof(ExchangeMemory), kPage);
-  layout.slots = layout.flags + round_up(kNumSlotProtocols * n * n *
-                                             flag_lines_per_ring(num_ranks) * sizeof(FlagLine),
-                                         kPage);
+  layout.slots =
+      layout.flags +
+      round_up(kNumSlotProtocols * n * n * flag_lines_per_ring(num_ranks) * sizeof(FlagLine),
+               kPage) +
+      kSlotInPage;
   layout.total_bytes = layout.slots;
   for (size_t bytes : layout.stride_bytes) {
     layout.total_bytes += n * n * static_cast<size_t>(layout.num_slots) * bytes;
   }
-  layout.short_slots = layout.total_bytes;
-  layout.total_bytes += n * n * kShortRingBytes;
+  layout.short_slots = round_up(layout.total_bytes, kPage);
+  layout.total_bytes = layout.short_slots + n * n * kShortRingBytes;
   layout.settings = layout.total_bytes;
   layout.total_bytes += Segment::kSettingsBytes;
   layout.message_records = layout.total_bytes;
