@@ -1,6 +1,6 @@
 """Draws time against size, one panel per case, from a record of compare.py.
 
-python benchmarks/plot.py benchmarks/results/compare-2026-11-29.json -o compare.svg
+python benchmarks/plot.py benchmarks/results/compare-2026-11-30.json -o compare.svg
 """
 
 from __future__ import annotations
