@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/pages.h"
+
 namespace pycoll {
 
 /// Whether string moves are fast on this CPU (FSRM and AVX-512) and the build may use them:
@@ -18,10 +20,9 @@ inline constexpr size_t kMinStringReadBytes = 128 << 10;
 /// Whether a string move from `src` to `dst` is worth more than vectors. If the destination is a
 /// few bytes past the source, modulo a page, it takes up to 14 times as long (decision 0136).
 [[gnu::always_inline]] inline bool pays_to_move_strings(const void* dst, const void* src) {
-  constexpr uintptr_t kPageBytes = 4096;
   constexpr uintptr_t kFewBytes = 64;
   const uintptr_t past =
-      (reinterpret_cast<uintptr_t>(dst) - reinterpret_cast<uintptr_t>(src)) % kPageBytes;
+      (reinterpret_cast<uintptr_t>(dst) - reinterpret_cast<uintptr_t>(src)) % kPage;
   return kStringMoves && (past == 0 || past >= kFewBytes);
 }
 

@@ -229,8 +229,9 @@ struct Reduce {
   /// Writes lanes [begin, end) of the result block by block. True if some went past the caches.
   static bool run_blocks(const ReduceCopyArgs& args, size_t begin, size_t end) {
     const bool streaming = args.num_streaming != 0;
-    const bool string_moves = kStringMoves && !streaming && args.peer_stores != nullptr &&
-                              args.num_dsts == 2 && args.first_to_peer == 1;
+    const bool string_moves = !streaming && args.peer_stores != nullptr && args.num_dsts == 2 &&
+                              args.first_to_peer == 1 &&
+                              pays_to_move_strings(args.dsts[1], args.dsts[0]);
     const size_t whole_block = (string_moves ? kStringBlockBytes : kBlockBytes) / sizeof(Storage);
     bool past_caches = streaming;
     alignas(64) char buffer[kBlockBytes];

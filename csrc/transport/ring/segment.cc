@@ -22,6 +22,7 @@ namespace pycoll {
 namespace {
 
 static_assert(sizeof(SegmentHeader) <= kPage);
+static_assert(kSlotInPage % kFlagBytes == 0, "slots are whole pairs of lines");
 
 // A rank has one ring to each rank; its ring to itself is the multicast ring, with one head per
 // rank. A tail and num_ranks heads for every ring keep the layout uniform.
